@@ -1,0 +1,3 @@
+"""Fused kernels for the policy loss of language models. Entry points: `linear`, `trajectory`, `averaging`; truth:
+`reference`.
+"""

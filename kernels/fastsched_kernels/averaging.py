@@ -1,0 +1,48 @@
+"""EMA of the policy and its distance to it, in one pass over the parameters.
+
+avg <- alpha * avg + (1 - alpha) * param; drift |param - avg|^2 and |avg|^2 are of the updated average.
+"""
+
+from typing import NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+
+
+class Drift(NamedTuple):
+    """fp64 scalars on the parameters' device: sums, so that ranks which hold shards may add them."""
+
+    squared_drift: Tensor  # sum |param - avg|^2
+    squared_norm: Tensor  # sum |avg|^2
+
+
+@torch.no_grad()
+def ema_and_drift_(avg: Sequence[Tensor], params: Sequence[Tensor], alpha: float) -> Drift:
+    """Update `avg` in place and measure how far the parameters are from it.
+
+    avg: fp32 tensors, contiguous. params: bf16, fp16 or fp32 tensors of the same shapes. alpha in [0, 1]: 1 keeps the
+    average. Raises ValueError for lists or shapes that do not match and for an average that is not fp32.
+    """
+    _check(avg, params, alpha)
+    if not avg:
+        return Drift(torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64))
+    drift = torch.zeros((), dtype=torch.float64, device=avg[0].device)
+    norm = torch.zeros_like(drift)
+    for a, p in zip(avg, params, strict=True):
+        a.lerp_(p.detach().float(), 1.0 - alpha)
+        drift += (p.detach().float() - a).square_().sum(dtype=torch.float64)
+        norm += a.square().sum(dtype=torch.float64)
+    return Drift(drift, norm)
+
+
+def _check(avg: Sequence[Tensor], params: Sequence[Tensor], alpha: float) -> None:
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"alpha must lie in [0, 1], got {alpha}")
+    if len(avg) != len(params):
+        raise ValueError(f"{len(avg)} averages for {len(params)} parameters")
+    for i, (a, p) in enumerate(zip(avg, params, strict=True)):
+        if a.shape != p.shape or a.dtype != torch.float32:
+            raise ValueError(
+                f"tensor {i}: the average is {a.dtype} {tuple(a.shape)}, the parameter {tuple(p.shape)}; "
+                "need fp32 and equal shapes"
+            )

@@ -1,0 +1,40 @@
+import pytest
+import torch
+from fastsched_kernels import reference
+from fastsched_kernels.averaging import ema_and_drift_
+from fastsched_kernels.testing import seeded
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("alpha", [0.0, 0.9, 1.0])
+def test_matches_fp64(dtype, alpha):
+    g = seeded(0)
+    shapes = [(3, 5), (1,), (0,), (1000, 7)]
+    avg = [torch.randn(s, generator=g) for s in shapes]
+    params = [a.to(dtype) + (0.1 * torch.randn(a.shape, generator=g)).to(dtype) for a in avg]
+    new, drift, norm = reference.ema_and_drift(avg, params, alpha)
+    out = ema_and_drift_(avg, params, alpha)
+    for a, n in zip(avg, new, strict=True):
+        torch.testing.assert_close(a.double(), n, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(out.squared_drift.double(), drift, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(out.squared_norm.double(), norm, rtol=1e-6, atol=0)
+
+
+def test_shards_add_up():
+    a, p = torch.randn(100, generator=seeded(1)), torch.randn(100, generator=seeded(2))
+    whole = ema_and_drift_([a.clone()], [p], 0.5)
+    halves = [ema_and_drift_([a[i].clone()], [p[i]], 0.5) for i in (slice(0, 30), slice(30, 100))]
+    torch.testing.assert_close(whole.squared_drift, sum(h.squared_drift for h in halves))
+
+
+def test_bad_input_is_named():
+    a = torch.zeros(3)
+    for args, words in (
+        (([a], [a, a], 0.5), "1 averages"),
+        (([a], [a], 1.5), "alpha"),
+        (([a.half()], [a], 0.5), "tensor 0"),
+        (([a], [torch.zeros(4)], 0.5), "tensor 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ema_and_drift_(*args)
+    assert ema_and_drift_([], [], 0.5).squared_norm == 0

@@ -1,0 +1,254 @@
+"""The chunked head against autograd on full logits in fp64, option by option."""
+
+import pytest
+import torch
+from fastsched_kernels import reference
+from fastsched_kernels.linear import linear_token_stats, policy_loss
+from fastsched_kernels.reference import Objective
+from fastsched_kernels.testing import assert_no_worse, poisoned_empty, seeded
+
+N, H, V = 37, 24, 101
+
+
+def problem(dtype=torch.float64, n=N, v=V, seed=0):
+    g = seeded(seed)
+    rand = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
+    tensors = dict(
+        hidden=rand(n, H), weight=rand(v, H) * 0.5, bias=rand(v), ref_hidden=rand(n, H), ref_weight=rand(v, H) * 0.5
+    )
+    tensors = {k: x.to(dtype) for k, x in tensors.items()}
+    numbers = dict(advantage=rand(n), token_weight=torch.rand(n, generator=g, dtype=torch.float64) / n)
+    logits = tensors["hidden"].double() @ tensors["weight"].double().t()
+    target = torch.randint(v, (n,), generator=g)
+    base = torch.log_softmax(logits, -1).gather(-1, target[:, None]).squeeze(-1)
+    return tensors, numbers, target, base + 0.3 * rand(n), base + 0.3 * rand(n)
+
+
+def truth(tensors, target, options, dtype=torch.float64, upstream=1.0):
+    """(loss, per-row results, gradients) by autograd on the whole [N, V]."""
+    leaves = {k: tensors[k].to(dtype).detach().requires_grad_() for k in ("hidden", "weight", "bias") if k in tensors}
+    logits = leaves["hidden"] @ leaves["weight"].t() + leaves.get("bias", 0.0)
+    ref = tensors["ref_hidden"].to(dtype) @ tensors["ref_weight"].to(dtype).t() if "ref_hidden" in tensors else None
+    o = dict(options)
+    temperature, softcap = o.pop("temperature", 1.0), o.pop("softcap", None)
+    clip, dual = o.pop("clip", (0.2, 0.2)), o.pop("dual_clip", None)
+    low, high = (float("inf"),) * 2 if clip is None else clip
+    objective = Objective(clip_low=low, clip_high=high, dual_clip=float("inf") if dual is None else dual, **o)
+    out = reference.policy_loss(logits, target, objective, ref_logits=ref, temperature=temperature, softcap=softcap)
+    loss = out.loss.sum()
+    (loss * upstream).backward()
+    return loss.detach(), out, {k: x.grad for k, x in leaves.items()}
+
+
+def ours(tensors, target, options, upstream=1.0, **more):
+    leaves = {k: tensors[k].detach().clone().requires_grad_() for k in ("hidden", "weight", "bias") if k in tensors}
+    rest = {k: x for k, x in tensors.items() if k not in leaves}
+    out = policy_loss(leaves["hidden"], leaves["weight"], target, bias=leaves.get("bias"), **rest, **options, **more)
+    (out.loss * upstream).backward()
+    return out.loss.detach(), out, {k: x.grad for k, x in leaves.items()}
+
+
+per_token = torch.rand(N, generator=seeded(9), dtype=torch.float64)
+OPTIONS = {
+    "plain": {},
+    "on_policy": {"old_logp": None},
+    "no_clip": {"clip": None},
+    "clip_asymmetric": {"clip": (0.05, 0.4)},
+    "clip_per_token": {"clip": (per_token * 0.2, per_token * 0.5)},
+    "dual_clip": {"dual_clip": 1.1},
+    "dual_clip_per_token": {"dual_clip": 1 + per_token * 0.2},
+    "cispo": {"surrogate": "cispo"},
+    "rollout_weight": {"rollout_weight": per_token},
+    "entropy": {"entropy_coef": 0.3},
+    "entropy_per_token": {"entropy_coef": per_token},
+    "k1": {"kl": "k1", "kl_coef": 0.4},
+    "k2": {"kl": "k2", "kl_coef": 0.4},
+    "k3": {"kl": "k3", "kl_coef": 0.4},
+    "exact": {"kl": "exact", "kl_coef": 0.4},
+    "exact_per_token": {"kl": "exact", "kl_coef": per_token},
+    "temperature": {"temperature": 0.7},
+    "temperature_per_token": {"temperature": 0.5 + per_token},
+    "softcap": {"softcap": 2.0},
+    "distill": {"distill": 0.5},
+    "everything": {
+        "kl": "exact",
+        "kl_coef": per_token,
+        "entropy_coef": 0.2,
+        "temperature": 0.5 + per_token,
+        "softcap": 3.0,
+        "clip": (0.1, 0.3),
+        "dual_clip": 2.0,
+        "rollout_weight": per_token,
+        "distill": 0.1,
+    },
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option_matches_autograd_and_changes_the_result(name):
+    tensors, numbers, target, old, ref = problem()
+    base = {**numbers, "old_logp": old, "ref_logp": ref}
+    options = {**base, **OPTIONS[name]}
+    loss, out, grads = ours(tensors, target, options, upstream=-1.7, chunk_rows=10)
+    true_loss, true_out, true_grads = truth(tensors, target, options, upstream=-1.7)
+    torch.testing.assert_close(loss, true_loss, rtol=1e-11, atol=1e-13)
+    for k in true_grads:
+        torch.testing.assert_close(grads[k], true_grads[k], rtol=1e-9, atol=1e-12)
+    for k in ("ratio", "kl", "clipped"):
+        torch.testing.assert_close(getattr(out, k), getattr(true_out, k), equal_nan=True)
+    if name != "plain":
+        plain = ours(tensors, target, base)[2]
+        assert not torch.allclose(plain["weight"], grads["weight"] / -1.7, rtol=1e-6), f"{name} is ignored"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["plain", "exact", "everything"])
+def test_no_worse_than_pytorch_in_the_same_dtype(dtype, name):
+    tensors, numbers, target, old, ref = problem(dtype)
+    options = {**numbers, "old_logp": old, "ref_logp": ref, **OPTIONS[name]}
+    _, _, true_grads = truth(tensors, target, options)
+    _, _, eager = truth(tensors, target, options, dtype)
+    with poisoned_empty():
+        _, _, grads = ours(tensors, target, options, chunk_rows=10)
+    for k in true_grads:
+        assert grads[k].dtype == dtype
+        assert_no_worse(grads[k], eager[k].to(dtype), true_grads[k], k)
+
+
+def test_rows_without_weight_are_not_touched_and_the_rest_is_unchanged():
+    tensors, numbers, target, old, ref = problem()
+    keep = torch.rand(N, generator=seeded(3)) < 0.4
+    numbers["token_weight"] = torch.where(keep, numbers["token_weight"], 0.0)
+    options = {**numbers, "old_logp": old, "ref_logp": ref, "kl": "exact", "kl_coef": 0.3, "entropy_coef": 0.1}
+    true_loss, true_out, true_grads = truth(tensors, target, options)
+    bad = dict(tensors, hidden=torch.where(keep[:, None], tensors["hidden"], torch.nan))
+    bad_options = dict(
+        options,
+        old_logp=torch.where(keep, old, torch.inf),
+        advantage=torch.where(keep, numbers["advantage"], torch.nan),
+    )
+    loss, out, grads = ours(bad, torch.where(keep, target, -100), bad_options)
+    torch.testing.assert_close(loss, true_loss)
+    torch.testing.assert_close(grads["weight"], true_grads["weight"])
+    assert (grads["hidden"][~keep] == 0).all()
+    assert out.logp[~keep].isnan().all() and out.logp[keep].isfinite().all() and not out.clipped[~keep].any()
+    torch.testing.assert_close(out.kl[keep], true_out.kl[keep])
+
+
+def test_flat_rows_leave_only_when_nothing_else_needs_them():
+    tensors, numbers, target, old, ref = problem()
+    flat = torch.arange(N) % 3 == 0
+    numbers["advantage"] = torch.where(flat, 0.0, numbers["advantage"])
+    options = {**numbers, "old_logp": old, "ref_logp": ref}
+    loss, out, grads = ours(tensors, target, options)
+    loss_all, out_all, grads_all = ours(tensors, target, options, skip_flat=False)
+    assert out.logp[flat].isnan().all() and out_all.logp.isfinite().all()
+    torch.testing.assert_close(loss, loss_all)
+    torch.testing.assert_close(grads, grads_all)
+    for extra in ({"entropy_coef": 0.1}, {"kl": "k3", "kl_coef": 0.1}, {"distill": 0.1}):
+        assert ours(tensors, target, {**options, **extra})[1].logp.isfinite().all()
+
+
+def test_no_row_kept():
+    tensors, numbers, target, old, _ = problem()
+    loss, out, grads = ours(tensors, target, {"advantage": 1.0, "token_weight": 0.0, "old_logp": old})
+    assert loss == 0 and all((g == 0).all() for g in grads.values()) and out.logp.isnan().all()
+
+
+def test_extreme_log_ratio_is_finite_and_has_the_clamps_gradient():
+    tensors, numbers, target, old, ref = problem()
+    for shift in (100.0, -100.0):
+        options = {
+            **numbers,
+            "old_logp": old + shift,
+            "ref_logp": ref + shift,
+            "kl": "k3",
+            "kl_coef": 0.1,
+            "clip": None,
+        }
+        loss, _, grads = ours(tensors, target, options)
+        true_loss, _, true_grads = truth(tensors, target, options)
+        assert loss.isfinite() and grads["weight"].isfinite().all()
+        torch.testing.assert_close(grads["weight"], true_grads["weight"])
+
+
+def test_chunks_and_order_do_not_matter():
+    tensors, numbers, target, old, ref = problem()
+    options = {**numbers, "old_logp": old, "kl": "exact", "kl_coef": 0.3}
+    loss, out, grads = ours(tensors, target, options, chunk_rows=1000)
+    order = torch.randperm(N, generator=seeded(5))
+    move = lambda x: x[order] if isinstance(x, torch.Tensor) and x.shape[:1] == (N,) else x
+    loss2, out2, grads2 = ours(
+        {k: move(x) for k, x in tensors.items()}, move(target), {k: move(x) for k, x in options.items()}, chunk_rows=1
+    )
+    torch.testing.assert_close(loss, loss2)
+    torch.testing.assert_close(out.entropy[order], out2.entropy)
+    torch.testing.assert_close(grads["hidden"][order], grads2["hidden"])
+    torch.testing.assert_close(grads["weight"], grads2["weight"])
+
+
+def test_tied_embedding_receives_both_gradients():
+    tensors, numbers, target, old, _ = problem()
+    tied = torch.nn.Parameter(tensors["weight"].clone())
+    for loss_of in (
+        lambda h: policy_loss(h, tied, target, **numbers, old_logp=old).loss,
+        lambda h: reference.policy_loss(
+            h @ tied.t(), target, Objective(**numbers, old_logp=old, clip_low=0.2, clip_high=0.2)
+        ).loss.sum(),
+    ):
+        loss_of(tied[target]).backward()
+        tied.grads = [*getattr(tied, "grads", []), tied.grad]
+        tied.grad = None
+    torch.testing.assert_close(*tied.grads)
+
+
+def test_one_backward_only_and_none_without_grad():
+    tensors, numbers, target, old, _ = problem()
+    hidden = tensors["hidden"].requires_grad_()
+    out = policy_loss(hidden, tensors["weight"], target, **numbers, old_logp=old)
+    out.loss.backward(retain_graph=True)
+    assert tensors["weight"].grad is None and not out.logp.requires_grad
+    with pytest.raises(RuntimeError, match="call policy_loss again"):
+        out.loss.backward()
+    with torch.no_grad():
+        assert not policy_loss(hidden, tensors["weight"], target, **numbers).loss.requires_grad
+
+
+def test_dtypes_may_differ_and_autocast_changes_nothing():
+    tensors, numbers, target, old, _ = problem(torch.float32)
+    hidden, weight = tensors["hidden"].bfloat16(), tensors["weight"].clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = policy_loss(hidden, weight, target, **numbers, old_logp=old).loss
+    loss.backward()
+    plain = policy_loss(hidden, weight.detach().bfloat16(), target, **numbers, old_logp=old).loss
+    assert weight.grad.dtype == torch.float32 and torch.equal(loss.detach(), plain)
+
+
+def test_stats_match_the_reference():
+    tensors, _, target, _, _ = problem()
+    rest = {k: x for k, x in tensors.items() if k not in ("hidden", "weight")}
+    options = {"temperature": 0.5 + per_token, "softcap": 3.0}
+    out = linear_token_stats(tensors["hidden"], tensors["weight"], target, **rest, **options, chunk_rows=7)
+    logits, ref = (tensors[a] @ tensors[b].t() for a, b in (("hidden", "weight"), ("ref_hidden", "ref_weight")))
+    true = reference.token_stats(logits + tensors["bias"], target, ref_logits=ref, **options)
+    for k in ("logp", "entropy", "kl"):
+        torch.testing.assert_close(getattr(out, k), getattr(true, k))
+    torch.testing.assert_close(out.ref_logp, reference.token_stats(ref, target, **options).logp)
+    assert linear_token_stats(tensors["hidden"], tensors["weight"], target).ref_logp.isnan().all()
+
+
+@pytest.mark.parametrize(
+    "options, error, words",
+    [
+        ({"target": torch.full((N,), V)}, IndexError, "outside the vocabulary"),
+        ({"target": torch.zeros(N)}, ValueError, "int64"),
+        ({"kl": "exact"}, ValueError, "needs ref_hidden"),
+        ({"kl": "k3"}, ValueError, "need ref_logp"),
+        ({"kl": "k9"}, ValueError, "is none of"),
+        ({"chunk_rows": 0}, ValueError, "at least 1"),
+    ],
+)
+def test_bad_input_is_named(options, error, words):
+    tensors, numbers, target, _, _ = problem()
+    with pytest.raises(error, match=words):
+        policy_loss(tensors["hidden"], tensors["weight"], **{"target": target, **numbers, **options})
