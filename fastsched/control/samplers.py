@@ -1,0 +1,73 @@
+"""Which prompts come next: a weight for every bin, exact counts, rows without replacement.
+
+A sampler has `weights` (those of its last draw), `draw(count, success) -> Selection`, `state_dict()` and
+`load_state_dict(state)`; what it decides depends on its state and on `success` alone. K bins, N rows, P prompts.
+"""
+
+import numpy as np
+
+from fastsched.config import SchedulerConfig, require
+from fastsched.control.deck import Deck
+from fastsched.control.window import Success, window_weights
+from fastsched.types import Selection
+
+
+def apportion(weights: np.ndarray, count: int, sizes: np.ndarray, offset: float) -> np.ndarray:
+    """[K] int64 counts that sum to `count`, none above `sizes`; needs count <= sum(sizes).
+
+    Systematic rounding: with `offset` uniform in [0, 1) each bin gets floor or ceil of count * weight and exactly
+    that on average, so a batch carries no multinomial noise. What a small bin cannot hold goes to the others by
+    weight, and to bins of weight 0 only when no other has room.
+    """
+    counts = np.zeros_like(sizes)
+    while (left := count - counts.sum()) > 0:
+        room = sizes - counts
+        share = np.where(room > 0, weights, 0.0)
+        total = np.cumsum(share if share.any() else room)
+        edges = np.minimum(np.floor(left * (total / total[-1]) + offset), left).astype(np.int64)
+        counts += np.minimum(np.diff(edges, prepend=0), room)
+    return counts
+
+
+def fixed_weights(sizes: np.ndarray, prompts: int, cfg: SchedulerConfig) -> np.ndarray:
+    """[K] weights of `scheduler.fixed_weights`, equal over the bins that hold prompts by default; they sum to 1."""
+    if cfg.fixed_weights is None:
+        return (sizes > 0) / np.count_nonzero(sizes)
+    weights = np.array(cfg.fixed_weights, dtype=np.float64)
+    key = "scheduler.fixed_weights"
+    require(len(weights) == len(sizes), f"{key}: {len(weights)} weights for {len(sizes)} difficulty bins")
+    empty = np.flatnonzero((weights > 0) & (sizes == 0)).tolist()
+    require(not empty, f"{key}: bins {empty} have weight but hold no prompt; set their weight to 0")
+    held = int(sizes[weights > 0].sum())
+    require(held >= prompts, f"{key}: the bins with weight hold {held} prompts, a batch needs {prompts} distinct ones; "
+                             "lower train.prompts_per_step")
+    return weights / weights.sum()
+
+
+class BinSampler:
+    """`adaptive`, `fixed` and `uniform`: they differ in the bin weights only."""
+
+    def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int):
+        """bins: [N] unsigned integers in [0, K); sizes: [K] int64; prompts: the batch size P, at most N."""
+        self.cfg, self.bins, self.sizes = cfg, bins, sizes
+        self.deck = Deck(bins, sizes, seed)
+        self.rng = np.random.Generator(np.random.PCG64(seed))
+        equal = (sizes > 0) / np.count_nonzero(sizes)
+        start = {"adaptive": equal, "fixed": fixed_weights(sizes, prompts, cfg), "uniform": sizes / sizes.sum()}
+        self.weights = start[cfg.kind]
+
+    def draw(self, count: int, success: Success) -> Selection:
+        """`count` distinct rows in random order, so that every rank gets the same mix of difficulties."""
+        if self.cfg.kind == "adaptive" and success.steps % self.cfg.update_every == 0:
+            self.weights = window_weights(success, self.sizes > 0, self.cfg)
+        counts = apportion(self.weights, count, self.sizes, self.rng.random())
+        rows = self.rng.permutation(self.deck.draw(counts))
+        return Selection(rows=rows, bins=self.bins[rows].astype(np.int64))
+
+    def state_dict(self) -> dict:
+        return {"weights": self.weights.tolist(), "rng": self.rng.bit_generator.state, "deck": self.deck.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.weights = np.array(state["weights"], dtype=np.float64)
+        self.rng.bit_generator.state = state["rng"]
+        self.deck.load_state_dict(state["deck"])
