@@ -130,7 +130,6 @@ class LearnerConfig:
     """Optimizer steps on one rollout batch; more than one needs an old-log-probability pass."""
     chunk_rows: int = 4096
     """Rows of logits formed at a time in the head."""
-    grad_snr: bool = True
     nonfinite_limit: int = 3
     """Consecutive skipped updates after which the run stops with exit code 3."""
 
@@ -209,6 +208,18 @@ class SchedulerConfig:
         require(0 <= self.weight_floor <= 1, "scheduler.weight_floor: must lie in [0, 1]")
         require(self.update_every >= 1, "scheduler.update_every: must be at least 1")
         require(self.drift_low < self.drift_high, "scheduler: need drift_low < drift_high")
+        require(0 <= self.success_beta < 1 and 0 <= self.statistics_beta < 1,
+                "scheduler: success_beta and statistics_beta must lie in [0, 1)")
+        require(self.informativeness_temperature > 0, "scheduler.informativeness_temperature: must be positive")
+        low, high = self.r_threshold_range
+        require(low <= self.r_threshold <= high, f"scheduler.r_threshold: must lie in its range [{low}, {high}]")
+        require(self.r_threshold_step >= 0, "scheduler.r_threshold_step: must be at least 0")
+        require(self.dead_band >= 0, "scheduler.dead_band: must be at least 0")
+        require(self.average.ceiling <= 1, "scheduler.average.ceiling: must be at most 1")
+        require(0 <= self.lr_scale_floor <= 1, "scheduler.lr_scale_floor: must lie in [0, 1]")
+        weights = self.fixed_weights or (1.0,)
+        require(min(weights) >= 0 and 0 < sum(weights) < float("inf"),
+                "scheduler.fixed_weights: must be non-negative, finite, and not all 0")
 
 
 @dataclass(frozen=True)
