@@ -4,9 +4,12 @@ P prompts, G responses a prompt, L tokens of one response, K difficulty bins.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -94,3 +97,35 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Packed sequences [B, W] and the R response tokens of them that are trained, as one forward and backward.
+
+    Position i attends to j <= i of the same group when j is prompt (`response_ids` 0) or of the same response. The prompt of
+    a group may stand once before all its responses; `position_ids` then continue from the prompt for each response. The last
+    token of a response is a target only and is not fed.
+    """
+
+    input_ids: np.ndarray  # [B, W] int64
+    position_ids: np.ndarray  # [B, W] int64
+    group_ids: np.ndarray  # [B, W] int64, -1 is padding
+    response_ids: np.ndarray  # [B, W] int64, 0 is prompt
+    rows: np.ndarray  # [R] int64, flat position in B * W whose hidden state predicts the target
+    targets: np.ndarray  # [R] int64
+    advantages: np.ndarray  # [R] float32
+    token_weights: np.ndarray  # [R] float32, mask over global denominator; 0 in the dummies that even out ranks
+    sampler_logp: np.ndarray  # [R] float32
+    responses: np.ndarray  # [R] int64, index of the response in the rank's batch
+    offsets: np.ndarray  # [R] int64, token position t in its response
+    groups: int  # prompt groups whose gradient this micro-batch carries; 0 for a dummy
+
+
+class Head(NamedTuple):
+    """Where hidden states become logits softcap(hidden @ weight.T + bias); what an engine hands to the loss."""
+
+    hidden: "torch.Tensor"  # [R, H], one row a trained token
+    weight: "torch.Tensor"  # [V, H]
+    bias: "Optional[torch.Tensor]"  # [V]
+    softcap: Optional[float]

@@ -1,0 +1,206 @@
+"""The learner engine: DeepSpeed ZeRO around the policy, with the averaged policy beside the fp32 master weights."""
+
+import copy
+import os
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional
+
+import deepspeed
+import numpy as np
+import torch
+from deepspeed import comm
+from fastsched_kernels.averaging import ema_and_drift_
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from fastsched.config import ConfigError, LearnerConfig, ModelConfig
+from fastsched.engines.master import MasterShards
+from fastsched.engines.policy import Policy, weight_names
+from fastsched.types import Head, MicroBatch
+
+
+class StepResult(NamedTuple):
+    grad_norm: float  # before clipping; NaN when the update was skipped
+    applied: bool
+
+
+def init_distributed() -> None:
+    """Join the launcher's process group, or make one of a single process under plain Python."""
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
+        os.environ.setdefault(name, value)
+    if os.environ["MASTER_PORT"] == "0":
+        os.environ["MASTER_PORT"] = str(_free_port())
+    if not torch.cuda.is_available():
+        # Only DeepSpeed's inference collectives use this op; building it takes minutes and a killed build locks the next start.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not comm.is_initialized():
+        deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class DeepSpeedLearner:
+    """Policy, AdamW and average under ZeRO stage 0-3. Losses are normalised by the caller over the global batch.
+
+    The caller owns the accumulation boundary (`managed_gradient_accumulation` off): `backward` as often as needed, then `step`.
+    DeepSpeed averages gradients over ranks, so `backward` multiplies the loss by the world size.
+    """
+
+    def __init__(self, model: nn.Module, cfg: LearnerConfig, model_cfg: ModelConfig):
+        self.cfg, self.dtype = cfg, getattr(torch, model_cfg.dtype)
+        self.rank, self.world_size = comm.get_rank(), comm.get_world_size()
+        self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+        self.reference = Policy(copy.deepcopy(model)).requires_grad_(False).eval().to(self.device) if cfg.kl != "none" else None
+        policy = Policy(model)
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr, betas=cfg.betas, weight_decay=cfg.weight_decay, fused=True)
+        self.engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=self._deepspeed_config())
+        self.policy: Policy = self.engine.module
+        self.master = MasterShards(self.engine, self.policy)
+        self.average = [shard.detach().clone() for shard in self.master.shards()]
+        self._micro_squares: list[torch.Tensor] = []
+        for p in self.policy.parameters():
+            p.register_hook(self._add_square)
+        self._plain_norm = float("nan")
+        if cfg.zero_stage == 0:
+            optimizer.register_step_pre_hook(self._clip_plain)
+
+    def _deepspeed_config(self) -> dict[str, Any]:
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,
+            "gradient_clipping": self.cfg.grad_clip if self.cfg.zero_stage else 0.0,
+            "bf16": {"enabled": self.dtype == torch.bfloat16},
+            "zero_optimization": {"stage": self.cfg.zero_stage, "overlap_comm": False},
+            "zero_allow_untested_optimizer": True,
+            "steps_per_print": 10**9,
+        }
+
+    def backward(self, micro: MicroBatch, loss: Callable[[Head, Optional[Head]], Any], *, reference: bool) -> Any:
+        """Forward, fused loss and backward of one micro-batch; returns what `loss` returned (it has a scalar `.loss`)."""
+        self._micro_squares.append(torch.zeros((), dtype=torch.float64, device=self.device))
+        averaged = self.reference_head(micro) if reference else None
+        out = self.engine(micro, lambda head: loss(head, averaged))
+        self.engine.backward(out.loss * self.world_size)
+        return out
+
+    @torch.no_grad()
+    def reference_head(self, micro: MicroBatch) -> Head:
+        """Hidden states of the trained tokens under the averaged policy, and its head."""
+        return self.reference(micro, lambda head: head)
+
+    @torch.no_grad()
+    def score(self, micro: MicroBatch, score: Callable[[Head], torch.Tensor]) -> torch.Tensor:
+        """`score(Head)` of the policy, without gradient."""
+        return self.engine(micro, score)
+
+    def step(self, lr: float) -> StepResult:
+        """Reduce, clip and apply the accumulated gradients at learning rate `lr`."""
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        self.engine.step()
+        applied = bool(self.engine.was_step_applied())
+        norm = self.engine.get_global_grad_norm()
+        return StepResult(float(self._plain_norm if norm is None else norm) if applied else float("nan"), applied)
+
+    def _clip_plain(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+        """Clipping for stage 0, where DeepSpeed clips without telling the norm."""
+        limit = self.cfg.grad_clip or float("inf")
+        self._plain_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), limit)
+
+    def discard_gradients(self) -> None:
+        """Drop what was accumulated since the last step; weights and optimizer state stay."""
+        self.master.discard_gradients()
+
+    def _add_square(self, grad: torch.Tensor) -> None:
+        self._micro_squares[-1] += torch.linalg.vector_norm(grad, dtype=torch.float32).double().square()
+
+    def take_gradient_squares(self) -> list[float]:
+        """Squared gradient norm of each micro-batch since the last call, of its share of the global loss."""
+        squares, self._micro_squares = self._micro_squares, []
+        return [float(s) / self.world_size**2 for s in squares]
+
+    @torch.no_grad()
+    def update_average(self, alpha: float) -> float:
+        """avg <- alpha avg + (1 - alpha) theta on the master shards; returns the drift ||theta - avg|| / ||avg|| over all ranks."""
+        out = ema_and_drift_(self.average, self.master.shards(), alpha)
+        sums = np.array([float(out.squared_drift), float(out.squared_norm)])
+        drift, norm = self.all_reduce(sums) if self.master.partitioned else sums
+        self.refresh_reference()
+        return float(np.sqrt(drift / norm)) if norm > 0 else float("nan")
+
+    @torch.no_grad()
+    def refresh_reference(self) -> None:
+        """Copy the average into the reference policy's working weights."""
+        if self.reference is None:
+            return
+        target = dict(weight_names(self.reference))
+        for name, value in self.average_weights():
+            target[name].copy_(value)
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(Hugging Face name, full working weight), one at a time; every rank gets all of them."""
+        for name, p in weight_names(self.policy):
+            with deepspeed.zero.GatheredParameters([p], enabled=self.cfg.zero_stage == 3):
+                yield name, p.detach()
+
+    def average_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(Hugging Face name, full fp32 average), one at a time; every rank gets all of them."""
+        for name, p in weight_names(self.policy):
+            yield name, self.master.full(p, self.average)
+
+    def all_reduce(self, values: np.ndarray, op: str = "sum") -> np.ndarray:
+        """Elementwise sum or max over ranks, float64."""
+        if self.world_size == 1:
+            return values
+        tensor = torch.from_numpy(np.ascontiguousarray(values, np.float64)).to(self.device)
+        comm.all_reduce(tensor, op={"sum": comm.ReduceOp.SUM, "max": comm.ReduceOp.MAX}[op])
+        return tensor.cpu().numpy()
+
+    def all_gather(self, value: object) -> list:
+        """`value` of every rank, in rank order."""
+        out: list = [None] * self.world_size
+        if self.world_size == 1:
+            return [value]
+        torch.distributed.all_gather_object(out, value)
+        return out
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            comm.barrier()
+
+    def save(self, folder: Path) -> None:
+        """Model, optimizer and average of this rank below `folder`; every rank calls it."""
+        self.engine.save_checkpoint(str(folder), tag="learner", save_latest=False)
+        save_file({str(i): a.contiguous() for i, a in enumerate(self.average)}, folder / f"average-{self.rank}.safetensors")
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote. Raises ConfigError when the rank count differs."""
+        files = sorted(folder.glob("average-*.safetensors"))
+        if len(files) != self.world_size:
+            raise ConfigError(f"--resume: {folder} was written by {len(files)} ranks and this run has {self.world_size}; "
+                              f"start with {len(files)} ranks, or export the policy and start a new run from it")
+        path, _ = self.engine.load_checkpoint(str(folder), tag="learner")
+        if path is None:
+            raise ConfigError(f"--resume: {folder} holds no DeepSpeed checkpoint named learner")
+        saved = load_file(folder / f"average-{self.rank}.safetensors")
+        for i, shard in enumerate(self.average):
+            shard.copy_(saved[str(i)])
+        self.refresh_reference()
+
+    def close(self) -> None:
+        self.engine.destroy()
+
+
+def export_weights(weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, tied: bool, path: Path) -> None:
+    """Write named weights as one safetensors file that transformers and vLLM load."""
+    tensors = {name: value.to("cpu", dtype, copy=True).contiguous() for name, value in weights}
+    if tied:
+        tensors.pop("lm_head.weight", None)
+    save_file(tensors, path, metadata={"format": "pt"})

@@ -1,0 +1,138 @@
+"""Responses -> packed micro-batches under a token budget.
+
+P prompts, G responses a prompt, L response tokens, [B, W] packed tokens, R trained tokens.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Sequence
+
+import numpy as np
+
+from fastsched.config import ConfigError
+from fastsched.types import MicroBatch
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response with what the loss needs of it."""
+
+    group: int  # index of its prompt in the batch
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]  # [L]
+    sampler_logp: np.ndarray  # [L] float32
+    advantage: float
+    keep: np.ndarray  # [L] bool, tokens that carry loss
+    weight: float  # of each kept token: one over the global denominator
+
+
+def token_weights(loss: str, kept: np.ndarray, total_kept: float, total_responses: float, max_new_tokens: int) -> np.ndarray:
+    """Weight of each kept token of every response, [B] from kept counts [B] (algorithms.md 5.2).
+
+    `total_kept` and `total_responses` are sums over the global batch, all ranks. grpo: mean over responses of the mean over
+    kept tokens; dapo: mean over all kept tokens; dr_grpo: mean over responses of the sum over `max_new_tokens`.
+    """
+    kept = np.maximum(kept, 1).astype(np.float64)
+    if loss == "grpo":
+        return 1.0 / (kept * max(total_responses, 1))
+    if loss == "dapo":
+        return np.full_like(kept, 1.0 / max(total_kept, 1))
+    if loss == "dr_grpo":
+        return np.full_like(kept, 1.0 / (max(total_responses, 1) * max_new_tokens))
+    raise ConfigError(f"learner.loss: {loss!r} is none of grpo, dapo, dr_grpo")
+
+
+def pack(samples: Sequence[Sample], *, token_budget: int, share_prompts: bool, row_width: int | None = None) -> list[MicroBatch]:
+    """Micro-batches of at most `token_budget` tokens, padding included; longest first, first fit.
+
+    With `share_prompts` the responses of a group stand behind one copy of its prompt. `row_width` is the width of a packed row;
+    by default the longest item, which keeps the quadratic attention of a padded row small.
+    Raises ConfigError when one item alone exceeds the budget.
+    """
+    items = _items(samples, share_prompts)
+    lengths = [_item_length(samples, item) for item in items]
+    longest = max(lengths, default=0)
+    if longest > token_budget:
+        raise ConfigError(
+            f"learner.micro_batch_tokens: {token_budget} is less than the {longest} tokens of one packed "
+            f"{'group (prompt and its responses)' if share_prompts else 'response with its prompt'}; raise it to at least {longest}"
+        )
+    bins = _first_fit(lengths, row_width or longest)
+    micro_batches, start = [], 0
+    while start < len(bins):
+        width = sum(lengths[i] for i in bins[start])
+        stop = min(len(bins), start + max(1, token_budget // max(width, 1)))
+        micro_batches.append(_fill(samples, [[items[i] for i in b] for b in bins[start:stop]], width))
+        start = stop
+    return micro_batches
+
+
+def dummy(micro: MicroBatch) -> MicroBatch:
+    """The same shapes with no weight: evens out the micro-batch count between ranks."""
+    return replace(micro, token_weights=np.zeros_like(micro.token_weights), groups=0)
+
+
+def _items(samples: Sequence[Sample], share_prompts: bool) -> list[list[int]]:
+    if not share_prompts:
+        return [[i] for i in range(len(samples))]
+    groups: dict[int, list[int]] = {}
+    for i, sample in enumerate(samples):
+        groups.setdefault(sample.group, []).append(i)
+    return list(groups.values())
+
+
+def _item_length(samples: Sequence[Sample], item: list[int]) -> int:
+    return len(samples[item[0]].prompt_ids) + sum(len(samples[i].token_ids) - 1 for i in item)
+
+
+def _first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Item indices by row, rows in order of falling fill."""
+    rows: list[list[int]] = []
+    space: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        row = next((r for r, free in enumerate(space) if free >= lengths[i]), None)
+        if row is None:
+            rows.append([])
+            space.append(capacity)
+            row = len(rows) - 1
+        rows[row].append(i)
+        space[row] -= lengths[i]
+    return sorted(rows, key=lambda row: -sum(lengths[i] for i in row))
+
+
+def _fill(samples: Sequence[Sample], rows: list[list[list[int]]], width: int) -> MicroBatch:
+    shape = (len(rows), width)
+    tokens, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    groups, responses = np.full(shape, -1, np.int64), np.zeros(shape, np.int64)
+    trained: list[tuple[np.ndarray, Sample, int, np.ndarray]] = []
+    for b, row in enumerate(rows):
+        end = 0
+        for number, item in enumerate(row):
+            prompt = samples[item[0]].prompt_ids
+            start, end = end, end + len(prompt)
+            tokens[b, start:end], positions[b, start:end] = prompt, np.arange(len(prompt))
+            groups[b, start:end], last_prompt = number, b * width + end - 1
+            for k, i in enumerate(item, start=1):
+                sample, fed = samples[i], len(samples[i].token_ids) - 1
+                at = slice(end, end + fed)
+                tokens[b, at], positions[b, at] = sample.token_ids[:-1], len(prompt) + np.arange(fed)
+                groups[b, at], responses[b, at] = number, k
+                source = np.concatenate([[last_prompt], b * width + np.arange(end, end + fed)])
+                trained.append((source, sample, i, np.flatnonzero(sample.keep)))
+                end += fed
+    return MicroBatch(tokens, positions, groups, responses, **_trained_tokens(trained),
+                      groups=len({sample.group for _, sample, _, keep in trained if len(keep)}))
+
+
+def _trained_tokens(trained: list[tuple[np.ndarray, Sample, int, np.ndarray]]) -> dict[str, np.ndarray]:
+    def gather(per_response, dtype):
+        return np.concatenate([np.asarray(per_response(*entry), dtype) for entry in trained] or [np.zeros(0, dtype)])
+
+    return dict(
+        rows=gather(lambda source, s, i, keep: source[keep], np.int64),
+        targets=gather(lambda source, s, i, keep: np.asarray(s.token_ids)[keep], np.int64),
+        advantages=gather(lambda source, s, i, keep: np.full(len(keep), s.advantage), np.float32),
+        token_weights=gather(lambda source, s, i, keep: np.full(len(keep), s.weight), np.float32),
+        sampler_logp=gather(lambda source, s, i, keep: s.sampler_logp[keep], np.float32),
+        responses=gather(lambda source, s, i, keep: np.full(len(keep), i), np.int64),
+        offsets=gather(lambda source, s, i, keep: keep, np.int64),
+    )
