@@ -1,0 +1,189 @@
+"""vLLM in the learner's process: one engine on each rank, tensor parallel size 1."""
+
+import logging
+import os
+import random
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterable, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from fastsched.config import RolloutConfig, require
+from fastsched.engines.rollout import check_request, require_usable, response_seed
+from fastsched.engines.weights import checked, energy, expected_shapes, layer_group, probe
+from fastsched.types import Prompt, Response, Sampling
+
+
+class VllmRollout:
+    """`RolloutEngine` on vLLM; see there for the contract.
+
+    On a CPU the cache holds `cfg.kv_cache_gb`, on CUDA vLLM takes `cfg.gpu_memory_utilization` of the device.
+    """
+
+    def __init__(self, model_path: str | Path, cfg: RolloutConfig, *, dtype: str, max_model_len: int, seed: int,
+                 stop_token_ids: Sequence[int]):
+        self.weight_version = 0
+        self.missing_logprobs = 0
+        self.max_model_len = max_model_len
+        self.dtype = getattr(torch, dtype)
+        self._failed_version: int | None = None
+        self._stop_token_ids = list(stop_token_ids)
+        self._shapes = expected_shapes(model_path)
+        self._borrowed_group = dist.is_initialized()
+        self._llm = _start(model_path, cfg, dtype, max_model_len, seed)
+        if self._borrowed_group:  # the engine's own finalizer would destroy the learner's process group
+            self._llm.llm_engine.engine_core._finalizer.detach()
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int]) -> list[Response]:
+        require_usable(self._failed_version)
+        check_request(prompts, sampling, seeds, self.max_model_len)
+        # A cached prefix was computed in another batch; without it a batch depends on nothing that ran before.
+        self._llm.reset_prefix_cache()
+        rows = [prompt for prompt in prompts for _ in range(sampling.responses)]
+        params = [self._params(sampling, response_seed(seed, g)) for seed in seeds for g in range(sampling.responses)]
+        inputs = [{"prompt_token_ids": list(row.token_ids)} for row in rows]
+        with _torch_random_state_kept():
+            outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        return [self._response(row, output.outputs[0]) for row, output in zip(rows, outputs, strict=True)]
+
+    def _params(self, sampling: Sampling, seed: int):
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=seed,
+            max_tokens=sampling.max_new_tokens, stop_token_ids=self._stop_token_ids, ignore_eos=True,
+            logprobs=0, flat_logprobs=True, detokenize=False,
+        )
+
+    def _response(self, prompt: Prompt, completion) -> Response:
+        logp = sampled_logp(completion.token_ids, completion.logprobs)
+        self.missing_logprobs += int(np.isnan(logp).sum())
+        return Response(prompt.row, tuple(prompt.token_ids), tuple(completion.token_ids), logp,
+                        completion.finish_reason, self.weight_version)
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        self._failed_version = version
+        weights = checked(named_tensors, self._shapes, self.dtype)
+        self._llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=weights, is_checkpoint_format=True))
+        if "lm_head.weight" not in self._shapes:
+            self._repack_tied_head()
+        self._llm.reset_prefix_cache()
+        self.weight_version = version
+        self._failed_version = None
+
+    def _repack_tied_head(self) -> None:
+        """On a CPU lm_head multiplies with a packed copy, which reload_weights renews only for a head of its own."""
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+        from vllm.platforms import current_platform
+
+        if current_platform.is_cpu():
+            self._llm.apply_model(lambda model: dispatch_cpu_unquantized_gemm(model.lm_head, remove_weight=False))
+
+    def score(self, token_ids: Sequence[int]) -> np.ndarray:
+        require_usable(self._failed_version)
+        from vllm import SamplingParams
+
+        require(2 <= len(token_ids) < self.max_model_len,
+                f"score: {len(token_ids)} tokens; needs at least 2 and fewer than the engine's {self.max_model_len}")
+        params = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        with _torch_random_state_kept():
+            output, = self._llm.generate([{"prompt_token_ids": list(token_ids)}], params, use_tqdm=False)
+        return sampled_logp(token_ids[1:], output.prompt_logprobs[1:])
+
+    def layer_fingerprints(self) -> dict[str, float]:
+        prints, = self._llm.apply_model(_module_fingerprints)
+        return prints
+
+    def close(self) -> None:
+        engine_core = self._llm.llm_engine.engine_core
+        if not self._borrowed_group:
+            engine_core.shutdown()
+        else:
+            from vllm.distributed import parallel_state
+
+            engine_core.engine_core.model_executor.shutdown()
+            engine_core.engine_core.scheduler.shutdown()
+            parallel_state.destroy_model_parallel()
+            parallel_state.get_world_group().destroy()
+            parallel_state._WORLD = None
+        del self._llm
+
+
+def sampled_logp(token_ids: Sequence[int], logprobs) -> np.ndarray:
+    """[L] float32 log-probability of each token out of vLLM's {token: Logprob} a position; NaN where it gave none."""
+    found = [(position or {}).get(token) for token, position in zip(token_ids, logprobs, strict=True)]
+    return np.array([entry.logprob if entry and entry.logprob is not None else np.nan for entry in found], np.float32)
+
+
+def _start(model_path: str | Path, cfg: RolloutConfig, dtype: str, max_model_len: int, seed: int):
+    """Import vLLM under the right environment and construct its engine, leaving the process as it was."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine lives in this process
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override kv_cache_memory_bytes
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its records go to the root logger, and so to log.txt
+    logging.getLogger("vllm.renderers").setLevel(logging.ERROR)  # a traceback about the tokenizer it was told to skip
+    if dist.is_initialized():
+        os.environ.setdefault("RANK", str(dist.get_rank()))
+        os.environ.setdefault("WORLD_SIZE", str(dist.get_world_size()))
+        os.environ.setdefault("LOCAL_RANK", "0")
+    with _process_state_kept():
+        from vllm import LLM
+        from vllm.platforms import current_platform
+
+        on_cpu = current_platform.is_cpu()
+        if on_cpu:
+            torch._dynamo.config.disable = True  # else the first sampled batch compiles C++ for half a minute
+        return LLM(
+            model=str(model_path), dtype=dtype, seed=seed, max_model_len=max_model_len, max_num_seqs=cfg.max_num_seqs,
+            tensor_parallel_size=1, distributed_executor_backend="external_launcher" if "RANK" in os.environ else None,
+            enforce_eager=on_cpu, kv_cache_memory_bytes=int(cfg.kv_cache_gb * 2**30) if on_cpu else None,
+            gpu_memory_utilization=cfg.gpu_memory_utilization, skip_tokenizer_init=True, generation_config="vllm",
+            logprobs_mode="processed_logprobs", enable_prefix_caching=True, use_tqdm_on_load=False,
+        )
+
+
+@contextmanager
+def _process_state_kept():
+    """vLLM reseeds every global generator and, on a CPU, turns torch.set_num_threads into a no-op."""
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with _torch_random_state_kept():
+        yield
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)
+    torch.set_num_threads = set_num_threads
+    torch.set_num_threads(threads)
+
+
+def _torch_random_state_kept():
+    """vLLM's CPU sampler draws from torch's global generator even where every request is seeded."""
+    return torch.random.fork_rng()
+
+
+@torch.no_grad()
+def _module_fingerprints(model: torch.nn.Module) -> dict[str, float]:
+    """`weights.layer_fingerprints` through vLLM's own kernels and the fused, packed weights that they really use."""
+    from vllm.model_executor.layers.linear import LinearBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    prints: dict[str, float] = {}
+    reference = next(parameter for parameter in model.parameters() if parameter.numel())
+    for name, module in model.named_modules():
+        total = sum(energy(vector) for vector in module.parameters(recurse=False) if vector.ndim == 1)
+        if isinstance(module, LinearBase):
+            signs = probe(module.input_size, reference.device, reference.dtype)
+            total += energy(module.quant_method.apply(module, signs[None], None))
+        elif isinstance(module, VocabParallelEmbedding):
+            signs = probe(module.embedding_dim, reference.device, reference.dtype)
+            if isinstance(module, ParallelLMHead):
+                image = module.quant_method.apply(module, signs[None], None)[0]
+            else:
+                image = module.weight.float() @ signs.float()
+            total += energy(image[: module.org_vocab_size])
+        if total:
+            group = layer_group(name)
+            prints[group] = prints.get(group, 0.0) + total
+    return prints
