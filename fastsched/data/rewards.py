@@ -1,0 +1,188 @@
+"""Rewards of responses, scored in worker processes with a time limit for each response.
+
+What goes wrong with one response costs that response only: its reward is NaN, its kind of failure is counted. A scorer
+that hangs is killed with its process, and the pool replaces the process. Every rank has its own pool; there are no
+collectives here. The workers are clean processes that start from this module, so it must not import torch or vllm.
+"""
+
+import ctypes
+import math
+import multiprocessing.context
+import os
+import signal
+import sys
+import time
+from concurrent.futures import BrokenExecutor, wait
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from typing import Any, Mapping, Optional, Sequence
+
+import numpy as np
+from pebble import ProcessExpired, ProcessPool
+
+from fastsched.config import ConfigError, RewardConfig, require
+from fastsched.data.scorers import load_scorer, run_scorer
+
+START_LIMIT_S = 120.0  # for starting a worker and importing a user's module
+KILL_SLACK_S = 10.0  # for noticing a hang, killing the process and starting another
+ROUNDS = 3  # times a response is scheduled when the whole pool breaks under it
+PR_SET_PDEATHSIG = 1
+PRELOAD = {"math_verify": ["math_verify"], "task": ["reasoning_gym"]}  # imported once, before the workers fork
+
+
+@dataclass(frozen=True)
+class RewardItem:
+    """One response to score."""
+
+    text: str
+    prompt: str
+    answer: str
+    meta: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RewardResult:
+    """What scoring N responses gave. Kinds of failure: raised, timeout, none, nonfinite, died."""
+
+    rewards: np.ndarray  # [N] float64, NaN where scoring failed
+    errors: dict[str, int]  # failures by kind; kinds that did not occur are absent
+    messages: dict[str, str]  # the first failure of each kind in words
+
+
+class CleanProcess(multiprocessing.context.ForkServerProcess):
+    """A worker forked from the fork server that does not import the trainer's main module again (it would load torch).
+
+    multiprocessing skips main modules called `__main__` of a package, so the main module goes by such a name meanwhile.
+    """
+
+    def start(self):
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        main.__spec__ = ModuleSpec("fastsched.__main__", None)
+        try:
+            super().start()
+        finally:
+            main.__spec__ = spec
+
+
+class CleanContext(multiprocessing.context.ForkServerContext):
+    Process = CleanProcess
+
+
+class RewardPool:
+    """Scores responses by `cfg.kind` in `cfg.workers` processes, `cfg.timeout_s` seconds at most for each response.
+
+    `task` is `data.task`, needed by the kind `task`. A user's `module:function` is imported in the workers, from the
+    working directory or the Python path, and called as function(prompt=, response=, answer=, meta=) -> float. Raises
+    ConfigError when the scorer cannot be loaded. A context manager; `close` ends the workers.
+    """
+
+    def __init__(self, cfg: RewardConfig, task: str):
+        require(cfg.kind != "task" or task.startswith("reasoning-gym:"),
+                f"reward.kind: `task` needs a task with its own verifier (reasoning-gym:NAME); data.task is {task!r}")
+        self._cfg, self._task = cfg, task
+        self._pool = self._start()
+        try:
+            problem = self._pool.schedule(loading_problem).result(timeout=START_LIMIT_S)
+        except TimeoutError:
+            problem = f"not loaded within {START_LIMIT_S:.0f} s"
+        except (ProcessExpired, BrokenExecutor) as error:
+            problem = f"the process died while loading it ({error})"
+        if problem:
+            self.close()
+            raise ConfigError(f"reward.kind: {cfg.kind!r} cannot be loaded: {problem}")
+
+    def __enter__(self) -> "RewardPool":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._pool.stop()
+        self._pool.join()
+
+    def _start(self) -> ProcessPool:
+        context = CleanContext()
+        context.set_forkserver_preload(["fastsched.data.rewards", *PRELOAD.get(self._cfg.kind, ())])
+        return ProcessPool(self._cfg.workers, initializer=start_worker, context=context,
+                           initargs=(self._cfg.kind, self._task, os.getcwd()))
+
+    def score(self, items: Sequence[RewardItem]) -> RewardResult:
+        """Rewards of N responses in the order given; never raises for what a scorer does."""
+        found: dict[int, tuple[str, float, str]] = {}
+        for _ in range(ROUNDS):
+            missing = [i for i in range(len(items)) if i not in found]
+            if not missing:
+                break
+            found.update(self._round({i: items[i] for i in missing}))
+        lost = ("died", math.nan, "the scoring processes died")
+        return collect([found.get(i, lost) for i in range(len(items))])
+
+    def _round(self, items: Mapping[int, RewardItem]) -> dict[int, tuple[str, float, str]]:
+        """Outcomes of the items; those are left out that a broken pool took down without a verdict."""
+        futures = {}
+        for i, item in items.items():
+            args = (item.prompt, item.text, item.answer, dict(item.meta))
+            futures[i] = self._pool.schedule(score_one, args=args, timeout=self._cfg.timeout_s)
+        limit = START_LIMIT_S + math.ceil(len(items) / self._cfg.workers) * (self._cfg.timeout_s + KILL_SLACK_S)
+        end = time.monotonic() + limit
+        stuck = set(futures.values())
+        while stuck and self._pool.active and time.monotonic() < end:
+            stuck = wait(stuck, timeout=1.0).not_done
+        outcomes = {i: self._outcome(future) for i, future in futures.items() if future not in stuck}
+        if stuck or not self._pool.active:
+            self.close()
+            self._pool = self._start()
+        return {i: outcome for i, outcome in outcomes.items() if outcome is not None}
+
+    def _outcome(self, future) -> Optional[tuple[str, float, str]]:
+        error = future.exception()
+        if error is None:
+            return future.result()
+        if isinstance(error, TimeoutError):
+            return "timeout", math.nan, f"no score within {self._cfg.timeout_s:g} s; the process was killed"
+        if isinstance(error, ProcessExpired):
+            return "died", math.nan, f"the scoring process ended with exit code {error.exitcode}"
+        if isinstance(error, BrokenExecutor):
+            return None
+        raise error
+
+
+def collect(outcomes: Sequence[tuple[str, float, str]]) -> RewardResult:
+    errors: dict[str, int] = {}
+    messages: dict[str, str] = {}
+    for i, (kind, _, message) in enumerate(outcomes):
+        if kind != "ok":
+            errors[kind] = errors.get(kind, 0) + 1
+            messages.setdefault(kind, f"response {i} of {len(outcomes)}: {message}")
+    return RewardResult(np.array([reward for _, reward, _ in outcomes], dtype=np.float64), errors, messages)
+
+
+class Worker:
+    """State of a worker process: its scorer, or why there is none."""
+
+    scorer = None
+    problem = ""
+
+
+def start_worker(kind: str, task: str, directory: str) -> None:
+    """Prepare a worker: it dies at once when told to or when the trainer is gone, and finds the user's modules."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    sys.path.insert(0, directory)
+    try:
+        Worker.scorer = load_scorer(kind, task)
+    except BaseException as error:  # the user's module: whatever it raises becomes the message of a ConfigError
+        Worker.problem = f"{type(error).__name__}: {error}"
+
+
+def loading_problem() -> str:
+    return Worker.problem
+
+
+def score_one(prompt: str, response: str, answer: str, meta: dict) -> tuple[str, float, str]:
+    if Worker.problem:
+        return "raised", math.nan, Worker.problem
+    return run_scorer(Worker.scorer, prompt, response, answer, meta)
