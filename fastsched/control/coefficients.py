@@ -111,15 +111,15 @@ def _moved_together(before: Coefficients, now: Coefficients, dead_band: float) -
 
 
 def _apply_drift(now: Coefficients, rule: str | None, cfg: SchedulerConfig) -> Coefficients:
-    # alpha moves through 1 - alpha, the weight of the newest policy: "up" divides that by FACTOR
+    """alpha moves through 1 - alpha, the weight of the newest policy: alpha goes up where that goes down."""
     newest = CoefficientConfig(1 - cfg.average.start, 1 - cfg.average.ceiling, 1 - cfg.average.floor)
     rate = CoefficientConfig(1.0, cfg.lr_scale_floor, 1.0)
+    within = lambda alpha: min(max(alpha, cfg.average.floor), cfg.average.ceiling)
     if rule == "high-drift":
-        alpha = min(1 - down(1 - now.alpha, newest), cfg.average.ceiling)
-        return replace(now, lambda_kl=up(now.lambda_kl, cfg.kl), alpha=alpha, lr_scale=down(now.lr_scale, rate))
+        return replace(now, lambda_kl=up(now.lambda_kl, cfg.kl), alpha=within(1 - down(1 - now.alpha, newest)),
+                       lr_scale=down(now.lr_scale, rate))
     if rule == "low-drift":
-        alpha = min(1 - towards_start(1 - now.alpha, newest), cfg.average.ceiling)
-        return replace(now, alpha=alpha, lr_scale=up(now.lr_scale, rate))
+        return replace(now, alpha=within(1 - towards_start(1 - now.alpha, newest)), lr_scale=up(now.lr_scale, rate))
     return now
 
 

@@ -47,59 +47,61 @@ class Deck:
         sizes: [K] int64 rows in each bin."""
         order = np.argsort(bins, kind="stable")
         self.rows = order.astype(np.int32) if len(bins) < 1 << 31 else order
-        self.sizes, self.seed = sizes, seed
+        self.bins, self.sizes, self.seed = bins, sizes, seed
         self.starts = np.cumsum(sizes) - sizes
         self.position = np.zeros_like(sizes)
-        self.deferred: dict[int, list[int]] = {}
         self.epoch = np.zeros_like(sizes)
         self.keys = np.stack([self._keys(b) for b in range(len(sizes))])
+        self.waiting: list[int] = []
 
     def draw(self, counts: np.ndarray) -> np.ndarray:
-        """[sum(counts)] int64 distinct rows, `counts[b]` of bin b. counts: [K] int64, at most `sizes`."""
+        """[sum(counts)] int64 distinct rows, `counts[b]` of bin b. counts: [K] int64, at most `sizes`.
+
+        Where a bin is reshuffled in mid-batch, a row that the batch already has waits for the next batch.
+        """
         if np.any(counts > self.sizes):
             raise ValueError(f"draw of {counts.tolist()} rows from bins of {self.sizes.tolist()}")
-        plain = self.position + counts <= self.sizes
-        plain[list(self.deferred)] = False
-        bins = np.repeat(np.arange(len(counts)), np.where(plain, counts, 0))
-        within = np.arange(len(bins)) - np.searchsorted(bins, bins)
-        drawn = [self._at(bins, self.position[bins] + within)]
-        self.position += np.where(plain, counts, 0)
-        for b in np.flatnonzero(~plain & (counts > 0)):
-            drawn.append(np.array(self._draw_across(int(b), int(counts[b])), dtype=np.int64))
-        return np.concatenate(drawn)
-
-    def _draw_across(self, b: int, count: int) -> list[int]:
-        """A draw that meets the end of the bin: a row this batch already has waits for the next batch."""
-        waiting = self.deferred.pop(b, [])
-        taken, waiting = waiting[:count], waiting[count:]
-        while len(taken) < count:
-            if self.position[b] == self.sizes[b]:
-                self.epoch[b] += 1
-                self.keys[b], self.position[b] = self._keys(b), 0
-            stop = min(self.sizes[b], self.position[b] + count - len(taken))
-            index = np.arange(self.position[b], stop)
-            chunk, seen = self._at(np.full(len(index), b), index).tolist(), set(taken)
-            self.position[b] = stop
-            taken += [row for row in chunk if row not in seen]
-            waiting += [row for row in chunk if row in seen]
-        if waiting:
-            self.deferred[b] = waiting
+        taken = self._take_waiting(counts)
+        while (need := counts - np.bincount(self.bins[taken], minlength=len(counts))).any():
+            both = np.concatenate([taken, self._advance(need)])
+            first = np.zeros(len(both), dtype=bool)
+            first[np.unique(both, return_index=True)[1]] = True
+            self.waiting += both[~first].tolist()
+            taken = both[first]
         return taken
 
-    def _at(self, bins: np.ndarray, index: np.ndarray) -> np.ndarray:
-        """[M] int64 rows at place `index` of the present pass over `bins`."""
-        place = permute(index.astype(np.uint64), self.sizes[bins].astype(np.uint64), self.keys[bins])
+    def _take_waiting(self, counts: np.ndarray) -> np.ndarray:
+        taken, kept, room = [], [], counts.copy()
+        for row in self.waiting:
+            b = self.bins[row]
+            fits = room[b] > 0 and row not in taken
+            room[b] -= fits
+            (taken if fits else kept).append(row)
+        self.waiting = kept
+        return np.array(taken, dtype=np.int64)
+
+    def _advance(self, counts: np.ndarray) -> np.ndarray:
+        """[sum(counts)] int64, the next rows of every bin; a bin that ends on the way is reshuffled."""
+        bins = np.repeat(np.arange(len(counts)), counts)
+        index = self.position[bins] + np.arange(len(bins)) - np.searchsorted(bins, bins)
+        keys, beyond = self.keys[bins], index >= self.sizes[bins]
+        self.position += counts
+        for b in np.flatnonzero(self.position > self.sizes):
+            self.position[b] -= self.sizes[b]
+            self.epoch[b] += 1
+            self.keys[b] = self._keys(b)
+        keys[beyond], index[beyond] = self.keys[bins[beyond]], index[beyond] - self.sizes[bins[beyond]]
+        place = permute(index.astype(np.uint64), self.sizes[bins].astype(np.uint64), keys)
         return self.rows[self.starts[bins] + place.astype(np.int64)].astype(np.int64)
 
     def _keys(self, b: int) -> np.ndarray:
-        return np.random.SeedSequence((self.seed, b, int(self.epoch[b]))).generate_state(ROUNDS, np.uint64)
+        return np.random.SeedSequence((self.seed, int(b), int(self.epoch[b]))).generate_state(ROUNDS, np.uint64)
 
     def state_dict(self) -> dict:
-        deferred = {str(b): list(rows) for b, rows in self.deferred.items()}
-        return {"epoch": self.epoch.tolist(), "position": self.position.tolist(), "deferred": deferred}
+        return {"epoch": self.epoch.tolist(), "position": self.position.tolist(), "waiting": list(self.waiting)}
 
     def load_state_dict(self, state: dict) -> None:
         self.epoch = np.array(state["epoch"], dtype=np.int64)
         self.position = np.array(state["position"], dtype=np.int64)
-        self.deferred = {int(b): list(rows) for b, rows in state["deferred"].items()}
+        self.waiting = list(state["waiting"])
         self.keys = np.stack([self._keys(b) for b in range(len(self.sizes))])

@@ -49,7 +49,7 @@ class BinSampler:
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int):
         """bins: [N] unsigned integers in [0, K); sizes: [K] int64; prompts: the batch size P, at most N."""
-        self.cfg, self.bins, self.sizes = cfg, bins, sizes
+        self.cfg, self.sizes = cfg, sizes
         self.deck = Deck(bins, sizes, seed)
         self.rng = np.random.Generator(np.random.PCG64(seed))
         equal = (sizes > 0) / np.count_nonzero(sizes)
@@ -62,7 +62,7 @@ class BinSampler:
             self.weights = window_weights(success, self.sizes > 0, self.cfg)
         counts = apportion(self.weights, count, self.sizes, self.rng.random())
         rows = self.rng.permutation(self.deck.draw(counts))
-        return Selection(rows=rows, bins=self.bins[rows].astype(np.int64))
+        return Selection(rows=rows, bins=self.deck.bins[rows].astype(np.int64))
 
     def state_dict(self) -> dict:
         return {"weights": self.weights.tolist(), "rng": self.rng.bit_generator.state, "deck": self.deck.state_dict()}

@@ -14,9 +14,9 @@ from fastsched.control.window import (
     in_window,
     move_threshold,
     observe_success,
+    out_of_reach,
     reachable,
     unknown_success,
-    unreachable_reason,
 )
 from fastsched.types import Knobs, Outcomes, Selection, Stats
 
@@ -76,10 +76,12 @@ class Scheduler:
         """Take in one step. Failed scores and statistics that are not finite are counted and change nothing else."""
         self.success = move_threshold(observe_success(self.success, outcomes, self.cfg), self.cfg)
         self.coefficients = COEFFICIENT_RULES[self.cfg.coefficients](self.coefficients, stats, self.cfg)
-        reason = unreachable_reason(self.success.p[self.sizes > 0], self.cfg.window)
-        if reason and "window" not in self.said:
-            self.said.append("window")
-            self.waiting.append(f"scheduler, step {self.success.steps}: {reason}")
+        kind = out_of_reach(self.success.p[self.sizes > 0], self.cfg.window)
+        if kind and kind not in self.said:
+            self.said.append(kind)
+            low, high = self.cfg.window
+            self.waiting.append(f"scheduler, step {self.success.steps}: every difficulty bin is {kind}, no weights can "
+                                f"hold success in [{low:.2f}, {high:.2f}]; going on")
 
     def messages(self) -> list[str]:
         """Lines for the log that were not handed out before; each kind is said once in a run."""

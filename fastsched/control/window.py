@@ -152,11 +152,11 @@ def reachable(p: np.ndarray, window: tuple[float, float]) -> bool:
     return bool(np.any(p < window[1]) and np.any(p > window[0]))
 
 
-def unreachable_reason(p: np.ndarray, window: tuple[float, float]) -> str | None:
-    """Why no weights can hold the window, for the log; None while some can or while a bin is unknown (NaN)."""
+def out_of_reach(p: np.ndarray, window: tuple[float, float]) -> str | None:
+    """"mastered" or "too hard" when that holds of every bin, so that no weights can hold the window; else None.
+
+    NaN, an unknown bin, may still be of use: then None.
+    """
     if np.isnan(p).any() or reachable(p, window):
         return None
-    band = f"no weights can hold it in [{window[0]:.2f}, {window[1]:.2f}]; going on"
-    if p.min() >= window[1]:
-        return f"every bin is mastered, success is at least {p.min():.2f}: {band}"
-    return f"every bin is too hard, success is at most {p.max():.2f}: {band}"
+    return "mastered" if p.min() >= window[1] else "too hard"

@@ -1,0 +1,43 @@
+import pytest
+
+from fastsched.config import ConfigError, TemporalConfig
+from fastsched.control.temporal import temporal_s
+
+PUBLISHED = TemporalConfig(mode="linear", magnitude=0.99, start=0.0, end=0.8)
+
+
+@pytest.mark.parametrize("step, s, cuts", [  # algorithms.md 1.3, T = 117; cuts at L = 1, 2, 10, 100, 8000
+    (1, 0.979355, (0, 1, 9, 97, 7834)),
+    (10, 0.883548, (0, 1, 8, 88, 7068)),
+    (47, 0.489677, (0, 0, 4, 48, 3917)),
+    (92, 0.010645, (0, 0, 0, 1, 85)),
+    (93, 0.0, (0, 0, 0, 0, 0)),
+    (117, 0.0, (0, 0, 0, 0, 0)),
+])
+def test_linear_schedule_gives_the_published_values(step, s, cuts):
+    ours = temporal_s(step, 117, PUBLISHED)
+    assert ours == pytest.approx(s, abs=5e-7)
+    assert tuple(min(int(length * ours), length - 1) for length in (1, 2, 10, 100, 8000)) == cuts
+
+
+@pytest.mark.parametrize("progress, s", [(0, 0.99), (0.25, 0.7425), (0.5, 0.495), (0.75, 0.2475), (1, 0.0)])
+def test_linear_reference_values(progress, s):  # algorithms.md 1.1
+    cfg = TemporalConfig(mode="linear", magnitude=0.99, start=0.0, end=1.0)
+    assert temporal_s(int(progress * 100), 100, cfg) == pytest.approx(s, abs=1e-12)
+
+
+def test_start_holds_the_magnitude_and_none_cuts_nothing():
+    late = TemporalConfig(mode="linear", magnitude=0.5, start=0.5, end=1.0)
+    assert [temporal_s(step, 10, late) for step in (1, 5, 10)] == [0.5, 0.5, 0.0]
+    assert temporal_s(6, 10, late) == pytest.approx(0.4)
+    assert temporal_s(1, 10, TemporalConfig(mode="none")) == 0.0
+
+
+def test_ends_are_rounded_down():
+    cfg = TemporalConfig(mode="linear", magnitude=1.0, start=0.29, end=0.8)  # 9 steps: from 2 to 7
+    assert [temporal_s(step, 9, cfg) for step in (2, 3, 7)] == [1.0, pytest.approx(0.8), 0.0]
+
+
+def test_a_run_too_short_for_the_schedule_is_an_error():
+    with pytest.raises(ConfigError, match="scheduler.temporal.*2 steps are both step 0"):
+        temporal_s(1, 2, TemporalConfig(mode="linear", start=0.0, end=0.4))
