@@ -96,3 +96,14 @@ def _explain(message: str) -> str:
 def _nearest(word: str, known: Sequence[str]) -> str:
     found = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
     return f"; did you mean {found[0]}?" if found else ""
+
+
+def changed_keys(before: Config, after: Config) -> list[str]:
+    """One line for every key whose value differs."""
+    def value(cfg: Config, key: str) -> Any:
+        for part in key.split("."):
+            cfg = getattr(cfg, part)
+        return cfg
+
+    return [f"{key} was {value(before, key)!r} and is now {value(after, key)!r}" for key in _fields(Config)
+            if value(before, key) != value(after, key)]

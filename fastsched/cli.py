@@ -36,13 +36,15 @@ def _train(arguments: list[str]) -> int:
         raise ConfigError("--preset and --config exclude each other: copy the preset's file and edit it, or override single keys")
     source = str(preset_path(own.preset)) if own.preset else own.config
     run_dir = Path(own.run_dir or f"runs/{own.preset or Path(own.config or 'train').stem}")
+    if own.resume and not source:
+        source = str(run_dir / "config.yaml")
     cfg = parse_config((["--config", source] if source else []) + rest)
     if own.dry_run:
         from fastsched.dryrun import dry_run
 
         print(dry_run(cfg, run_dir))
         return DONE
-    from fastsched.train import train
+    from fastsched.commands import train
 
     return train(cfg, run_dir, resume=own.resume)
 
@@ -63,7 +65,7 @@ def _eval(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--average", action="store_true", help="the averaged policy instead of the policy")
     own = parser.parse_args(arguments)
-    from fastsched.train import evaluate_run
+    from fastsched.commands import evaluate_run
 
     return evaluate_run(own.run, average=own.average)
 
@@ -86,7 +88,7 @@ def _export(arguments: list[str]) -> int:
     parser.add_argument("--average", action="store_true", help="the averaged policy instead of the policy")
     parser.add_argument("--out", type=Path, help="default: RUN/export or RUN/export-average")
     own = parser.parse_args(arguments)
-    from fastsched.train import export_run
+    from fastsched.commands import export_run
 
     print(export_run(own.run, own.out or own.run / ("export-average" if own.average else "export"), average=own.average))
     return DONE

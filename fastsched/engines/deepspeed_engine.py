@@ -3,7 +3,7 @@
 import copy
 import os
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional
+from typing import Any, Callable, Iterator, NamedTuple, Optional
 
 import deepspeed
 import numpy as np
@@ -176,13 +176,20 @@ class DeepSpeedLearner:
             comm.barrier()
 
     def save(self, folder: Path) -> None:
-        """Model, optimizer and average of this rank below `folder`; every rank calls it."""
+        """Model, optimizer and average of this rank below `folder`; every rank calls it.
+
+        policy.safetensors and average.safetensors hold the full weights under Hugging Face names, for eval, export and serving.
+        """
         self.engine.save_checkpoint(str(folder), tag="learner", save_latest=False)
         save_file({str(i): a.contiguous() for i, a in enumerate(self.average)}, folder / f"average-{self.rank}.safetensors")
+        for name, weights in (("policy", self.named_weights()), ("average", self.average_weights())):
+            full = {n: w.to("cpu", self.dtype, copy=True).contiguous() for n, w in weights}
+            if self.rank == 0:
+                save_file(full, folder / f"{name}.safetensors", metadata={"format": "pt"})
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote. Raises ConfigError when the rank count differs."""
-        files = sorted(folder.glob("average-*.safetensors"))
+        files = list(folder.glob("average-*.safetensors"))
         if len(files) != self.world_size:
             raise ConfigError(f"--resume: {folder} was written by {len(files)} ranks and this run has {self.world_size}; "
                               f"start with {len(files)} ranks, or export the policy and start a new run from it")
@@ -197,10 +204,3 @@ class DeepSpeedLearner:
     def close(self) -> None:
         self.engine.destroy()
 
-
-def export_weights(weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, tied: bool, path: Path) -> None:
-    """Write named weights as one safetensors file that transformers and vLLM load."""
-    tensors = {name: value.to("cpu", dtype, copy=True).contiguous() for name, value in weights}
-    if tied:
-        tensors.pop("lm_head.weight", None)
-    save_file(tensors, path, metadata={"format": "pt"})

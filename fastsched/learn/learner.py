@@ -9,6 +9,7 @@ from typing import Callable, Iterable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 import torch
+from fastsched_kernels.linear import linear_token_stats
 from fastsched_kernels.trajectory import trajectory_keep
 
 from fastsched.config import Config
@@ -74,6 +75,15 @@ class Learner:
             results.append(self._step(lr, loss, squares[-1][0], micro_batches, step))
         drift = self.engine.update_average(knobs.ema_alpha)
         return self._stats(totals, results, squares, responses, rewards, drift, lr)
+
+    def logp(self, token_ids: Sequence[int]) -> np.ndarray:
+        """[len - 1] log-probability (temperature 1) of each token after the first, under the policy."""
+        n = len(token_ids) - 1
+        sample = Sample(0, token_ids[:1], token_ids[1:], np.zeros(n, np.float32), 0.0, np.ones(n, bool), 1.0)
+        micro = pack([sample], token_budget=len(token_ids), share_prompts=False)[0]
+        target = torch.from_numpy(micro.targets).to(self.engine.device)
+        score = lambda head: linear_token_stats(head.hidden, head.weight, target, softcap=head.softcap, bias=head.bias).logp
+        return self.engine.score(micro, score).float().cpu().numpy()
 
     def _mini_batches(self, responses, rewards, knobs: Knobs, step: int) -> list[list[MicroBatch]]:
         samples = self._samples(responses, rewards, knobs)

@@ -1,0 +1,24 @@
+.PHONY: install demo compare test slow bench lint
+PY := .venv/bin/python
+SEEDS ?= 0 1 2
+
+install:
+	@.ci/install
+
+demo: install
+	$(PY) -m fastsched.cli train --preset smollm2-cpu --run_dir runs/demo
+
+compare: install
+	$(PY) -m bench.compare --preset tiny-cpu --seeds $(SEEDS)
+
+test: install
+	$(PY) -m pytest -m "not slow"
+
+slow: install
+	$(PY) -m pytest -m slow
+
+bench: install
+	$(PY) -m pytest bench
+
+lint: install
+	$(PY) -m ruff check .

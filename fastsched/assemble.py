@@ -1,0 +1,99 @@
+"""Configuration -> the parts of a run, wired to one another. The only module that knows all rooms."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+import torch
+
+from fastsched.config import Config, ConfigError, DataConfig, require
+from fastsched.control.scheduler import Scheduler
+from fastsched.data.datasets import PromptSet, load_prompts, require_batch
+from fastsched.data.rewards import RewardPool
+from fastsched.data.tasks import arithmetic_rows
+from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
+from fastsched.engines.models import load_policy, load_tokenizer, resolve_model, stop_token_ids
+from fastsched.engines.rollout import RolloutEngine, open_rollout
+from fastsched.learn.learner import Learner
+from fastsched.log import RunLog
+
+WARM_START_ROWS = 20_000
+
+
+@dataclass
+class Run:
+    cfg: Config
+    run_dir: Path
+    log: RunLog
+    model_path: Path
+    tokenizer: object
+    train_set: PromptSet
+    heldout: PromptSet
+    scheduler: Scheduler
+    rewards: RewardPool
+    rollout: RolloutEngine
+    learner: Optional[Learner]  # None when only evaluating
+
+    def close(self) -> None:
+        """Sampler first: its engine must end before the process group does."""
+        self.rewards.close()
+        self.rollout.close()
+        if self.learner:
+            self.learner.engine.close()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def prepare_model(cfg: Config) -> Path:
+    """The local model folder; builtin models are made on first use, by one rank at a time."""
+    rows = None
+    if cfg.model.name == "builtin:tiny":
+        table = arithmetic_rows(WARM_START_ROWS, cfg.data.digits, cfg.data.operators, seed=0)
+        rows = list(zip(table.prompt, table.answer, table.bin.tolist(), strict=True))
+    return resolve_model(cfg.model, warm_start_rows=rows)
+
+
+def load_data(cfg: DataConfig, tokenizer, seed: int, prompts_per_step: int) -> tuple[PromptSet, PromptSet]:
+    """Train and held-out prompts, checked over the whole dataset."""
+    train_set, heldout = load_prompts(cfg, tokenizer, seed)
+    require_batch(train_set, prompts_per_step)
+    return train_set, heldout
+
+
+def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> Run:
+    """Build every part; each says in the log what it is doing. Raises ConfigError for what cannot run."""
+    init_distributed()
+    if not torch.cuda.is_available():
+        log.note(f"device: CPU, {torch.get_num_threads()} threads, world size {torch.distributed.get_world_size()}")
+    world = torch.distributed.get_world_size()
+    require(cfg.train.prompts_per_step % world == 0,
+            f"train.prompts_per_step: {cfg.train.prompts_per_step} prompts cannot be split over {world} ranks; use a multiple of {world}")
+    with log.phase("preparing the model"):
+        model_path = prepare_model(cfg)
+        tokenizer = load_tokenizer(model_path, cfg.model)
+    with log.phase("loading and checking the dataset"):
+        train_set, heldout = load_data(cfg.data, tokenizer, cfg.train.seed, cfg.train.prompts_per_step)
+        _report_data(log, train_set, heldout)
+    with log.phase("starting the reward workers"):
+        rewards = RewardPool(cfg.reward, cfg.data.task)
+    with log.phase("starting the learner"):
+        learner = _learner(cfg, run_dir, model_path) if learn else None
+    with log.phase("starting the sampler"):
+        rollout = open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed,
+                               max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
+                               stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code))
+    scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed)
+    return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner)
+
+
+def _learner(cfg: Config, run_dir: Path, model_path: Path) -> Learner:
+    torch.manual_seed(cfg.train.seed)
+    return Learner(DeepSpeedLearner(load_policy(model_path, cfg.model), cfg.learner, cfg.model), cfg, run_dir)
+
+
+def _report_data(log: RunLog, train_set: PromptSet, heldout: PromptSet) -> None:
+    log.note(f"data: {len(train_set):,} training prompts, {len(heldout):,} held out")
+    for reason, rows in train_set.report.items():
+        if rows:
+            log.warn(f"data: {reason}: {len(rows)} rows, first {rows[:5]}")

@@ -1,0 +1,86 @@
+"""`--dry-run`: what a run would do, without a model, an engine or a hub."""
+
+import os
+from pathlib import Path
+
+from fastsched.arguments import config_to_yaml
+from fastsched.assemble import prepare_model
+from fastsched.config import Config, require
+from fastsched.data.datasets import PromptSet, load_prompts, require_batch
+from fastsched.engines.models import load_tokenizer
+from fastsched.engines.shape import folder_shape, hub_tokenizer
+
+GIB = 2**30
+
+
+def dry_run(cfg: Config, run_dir: Path) -> str:
+    """Resolved configuration, batch arithmetic, memory estimate, length check of the whole dataset. Raises ConfigError."""
+    world = int(os.environ.get("WORLD_SIZE", 0)) or cfg.train.ranks
+    require(cfg.train.prompts_per_step % world == 0,
+            f"train.prompts_per_step: {cfg.train.prompts_per_step} prompts cannot be split over {world} ranks; use a multiple of {world}")
+    parts = [config_to_yaml(cfg), f"run folder: {run_dir}", *_batch(cfg, world), *_data(cfg), *_memory(cfg, world)]
+    return "\n".join(parts)
+
+
+def _batch(cfg: Config, world: int) -> list[str]:
+    prompts, group, updates = cfg.train.prompts_per_step, cfg.rollout.responses, cfg.learner.updates_per_batch
+    longest = cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens - 1
+    item = cfg.data.max_prompt_tokens + group * (cfg.rollout.max_new_tokens - 1) if cfg.learner.share_prompts else longest
+    require(item <= cfg.learner.micro_batch_tokens,
+            f"learner.micro_batch_tokens: {cfg.learner.micro_batch_tokens} is less than the {item} tokens that one packed "
+            f"{'group' if cfg.learner.share_prompts else 'response'} may need; raise it, or lower data.max_prompt_tokens or rollout.max_new_tokens")
+    per_rank = prompts // world * group
+    micro = -(-per_rank * longest // cfg.learner.micro_batch_tokens)
+    return [
+        f"batch: {prompts} prompts x {group} responses = {prompts * group} responses a step, {per_rank} on each of {world} ranks",
+        f"       {updates} optimizer update(s) a step of {prompts // updates} prompts, each from at most {-(-micro // updates)} micro-batches of "
+        f"{cfg.learner.micro_batch_tokens} tokens on a rank",
+        f"       {cfg.train.steps} steps = {cfg.train.steps * prompts:,} prompts, {cfg.train.steps * prompts * group:,} responses",
+    ]
+
+
+def _data(cfg: Config) -> list[str]:
+    tokenizer = _tokenizer(cfg)
+    if tokenizer is None:
+        return [f"data: the tokenizer of {cfg.model.name} cannot be read here (no hub), so prompt lengths are not checked; run --dry-run again where it can"]
+    train_set, heldout = load_prompts(cfg.data, tokenizer, cfg.train.seed)
+    require_batch(train_set, cfg.train.prompts_per_step)
+    return [f"data: {len(train_set):,} training prompts, {len(heldout):,} held out, {int(train_set.bins.max()) + 1} bins; "
+            f"longest prompt {train_set.longest} tokens, limit {cfg.data.max_prompt_tokens}", *_drops(train_set)]
+
+
+def _drops(train_set: PromptSet) -> list[str]:
+    return [f"      {reason}: {len(rows)} rows, first {rows[:5]}" for reason, rows in train_set.report.items() if rows]
+
+
+def _is_local(cfg: Config) -> bool:
+    return cfg.model.name.startswith("builtin:") or Path(cfg.model.name).is_dir()
+
+
+def _tokenizer(cfg: Config):
+    return load_tokenizer(prepare_model(cfg), cfg.model) if _is_local(cfg) else hub_tokenizer(cfg.model)
+
+
+def _memory(cfg: Config, world: int) -> list[str]:
+    """Per rank: ZeRO states, reference, head, activations, sampler. An estimate, good to some 20 %."""
+    shape = folder_shape(prepare_model(cfg), cfg.model.trust_remote_code) if _is_local(cfg) else cfg.model.shape
+    if shape is None:
+        return [f"memory: unknown, since {cfg.model.name} is no local folder and model.shape is not given"]
+    width = 2 if cfg.model.dtype == "bfloat16" else 4
+    stage, n = cfg.learner.zero_stage, shape.parameters
+    share = lambda from_stage: world if stage >= from_stage else 1
+    tokens = cfg.learner.micro_batch_tokens
+    per_token_layer = (2 if cfg.model.gradient_checkpointing else 34) * shape.hidden * width
+    chunk = min(cfg.learner.chunk_rows, tokens)
+    rollout_width = 2 if (cfg.rollout.dtype or cfg.model.dtype) == "bfloat16" else 4
+    parts = {
+        "working weights": n * width / share(3), "gradients": n * width / share(2), "master weights and Adam": n * 12 / share(1),
+        "averaged policy": n * 4 / share(1) + (n * width if cfg.learner.kl != "none" else 0),
+        "activations": tokens * shape.layers * per_token_layer,
+        "logits of one chunk": chunk * shape.vocab * width * (2 if cfg.learner.kl == "exact" else 1) + shape.vocab * shape.hidden * 4,
+        "sampler weights": n * rollout_width,
+        "sampler cache": cfg.rollout.max_num_seqs * (cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens) * shape.layers * 2 * shape.kv_width * rollout_width,
+    }
+    lines = [f"memory on each of {world} ranks, estimated for {n / 1e6:,.0f} M parameters (ZeRO-{stage}):"]
+    lines += [f"  {name:<24} {size / GIB:7.2f} GiB" for name, size in parts.items()]
+    return lines + [f"  {'together':<24} {sum(parts.values()) / GIB:7.2f} GiB (the sampler cache is what {cfg.rollout.max_num_seqs} full sequences need)"]

@@ -1,0 +1,43 @@
+"""Greedy accuracy on the held-out prompts. Changes no state of scheduler, learner or samplers of training."""
+
+import numpy as np
+
+from fastsched.assemble import Run
+from fastsched.data.rewards import RewardItem
+from fastsched.types import Prompt, Response, Sampling
+
+
+def score(run: Run, prompts: list[Prompt], responses: list[Response]) -> tuple[np.ndarray, list[str], dict[str, int]]:
+    """Rewards [P, G] (NaN: failed), decoded responses in the same order, and failures by kind."""
+    texts = run.tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
+    group = len(responses) // len(prompts)
+    items = [RewardItem(text, prompts[i // group].text, prompts[i // group].answer, prompts[i // group].meta)
+             for i, text in enumerate(texts)]
+    result = run.rewards.score(items)
+    for kind, message in result.messages.items():
+        run.log.note_once(f"WARNING: reward failed ({kind}), its response is left out: {message}")
+    return np.asarray(result.rewards).reshape(len(prompts), group), texts, dict(result.errors)
+
+
+def evaluate(run: Run, step: int) -> dict[str, float]:
+    """Accuracy by bin label on all held-out prompts, split over the ranks; written to the log."""
+    rank, world = (run.learner.engine.rank, run.learner.engine.world_size) if run.learner else (0, 1)
+    prompts = [run.heldout.prompt(i) for i in range(rank, len(run.heldout), world)]
+    sampling = Sampling(1, run.cfg.rollout.max_new_tokens, temperature=0.0)
+    responses = run.rollout.generate(prompts, sampling, [0] * len(prompts)) if prompts else []
+    rewards = score(run, prompts, responses)[0][:, 0] if prompts else np.zeros(0)
+    bins = int(run.train_set.bins.max()) + 1
+    local = np.zeros((2, bins))
+    for prompt, reward in zip(prompts, rewards, strict=True):
+        local[:, prompt.bin] += 1, reward > run.cfg.scheduler.r_threshold
+    total, right = run.learner.engine.all_reduce(local) if run.learner else local
+    labels = bin_labels(run, bins)
+    accuracy = {labels[b]: right[b] / total[b] for b in range(bins) if total[b]}
+    run.log.evaluation(step, accuracy, {labels[b]: int(total[b]) for b in range(bins) if total[b]})
+    return accuracy
+
+
+def bin_labels(run: Run, bins: int) -> list[str]:
+    if run.cfg.data.task == "arithmetic":
+        return [f"{d} digit{'s' if d > 1 else ''}" for d in run.cfg.data.digits]
+    return ["all"] if bins == 1 else [f"bin {b}" for b in range(bins)]
