@@ -86,6 +86,7 @@ class TransformersRollout:
 
     @torch.no_grad()
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        require_usable(self._failed_version)
         self._failed_version = version
         parameters = dict(self._model.named_parameters())
         for name, tensor in checked(named_tensors, self._shapes, self.dtype):
@@ -106,7 +107,7 @@ class TransformersRollout:
         return layer_fingerprints(self._model.named_parameters(), self.dtype)
 
     def close(self) -> None:
-        del self._model
+        self._model = None
 
 
 def uniform_noise(seeds: Sequence[int], length: int) -> torch.Tensor:

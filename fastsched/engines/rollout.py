@@ -39,7 +39,7 @@ class RolloutEngine(Protocol):
         """Take over all weights, by Hugging Face name; `weight_version` becomes `version`, cached prefixes are dropped.
 
         A tensor may be freed as soon as the next one is asked for. SyncError: a name that is unknown or never came, or
-        a wrong shape. Whatever is raised, the engine is unusable until a later `load_weights` succeeds.
+        a wrong shape, or an earlier failure. Whatever is raised, the engine is half updated and unusable from then on.
         """
 
     def score(self, token_ids: Sequence[int]) -> np.ndarray:
@@ -49,7 +49,7 @@ class RolloutEngine(Protocol):
         """`weights.layer_fingerprints` of what the engine really multiplies with."""
 
     def close(self) -> None:
-        """Free the model. Call it before the process group is destroyed."""
+        """Free the model; a second call does nothing. Call it before the process group is destroyed."""
 
 
 def open_rollout(model_path: str | Path, cfg: RolloutConfig, *, dtype: str, max_model_len: int, seed: int,
@@ -90,7 +90,7 @@ def check_request(prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence
 def require_usable(failed_version: int | None) -> None:
     if failed_version is not None:
         raise SyncError(f"the sampler is unusable: loading weight version {failed_version} failed half way; "
-                        "load a full set of weights first")
+                        "stop and resume from a checkpoint")
 
 
 class SyncCheck(NamedTuple):

@@ -65,6 +65,7 @@ class VllmRollout:
                         completion.finish_reason, self.weight_version)
 
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        require_usable(self._failed_version)
         self._failed_version = version
         weights = checked(named_tensors, self._shapes, self.dtype)
         self._llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=weights, is_checkpoint_format=True))
@@ -98,6 +99,8 @@ class VllmRollout:
         return prints
 
     def close(self) -> None:
+        if self._llm is None:
+            return
         engine_core = self._llm.llm_engine.engine_core
         if not self._borrowed_group:
             engine_core.shutdown()
@@ -109,7 +112,7 @@ class VllmRollout:
             parallel_state.destroy_model_parallel()
             parallel_state.get_world_group().destroy()
             parallel_state._WORLD = None
-        del self._llm
+        self._llm = None
 
 
 def sampled_logp(token_ids: Sequence[int], logprobs) -> np.ndarray:
@@ -125,6 +128,7 @@ def _start(model_path: str | Path, cfg: RolloutConfig, dtype: str, max_model_len
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its records go to the root logger, and so to log.txt
     logging.getLogger("vllm.renderers").setLevel(logging.ERROR)  # a traceback about the tokenizer it was told to skip
+    launched = dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
     if dist.is_initialized():
         os.environ.setdefault("RANK", str(dist.get_rank()))
         os.environ.setdefault("WORLD_SIZE", str(dist.get_world_size()))
@@ -138,7 +142,7 @@ def _start(model_path: str | Path, cfg: RolloutConfig, dtype: str, max_model_len
             torch._dynamo.config.disable = True  # else the first sampled batch compiles C++ for half a minute
         return LLM(
             model=str(model_path), dtype=dtype, seed=seed, max_model_len=max_model_len, max_num_seqs=cfg.max_num_seqs,
-            tensor_parallel_size=1, distributed_executor_backend="external_launcher" if "RANK" in os.environ else None,
+            tensor_parallel_size=1, distributed_executor_backend="external_launcher" if launched else None,
             enforce_eager=on_cpu, kv_cache_memory_bytes=int(cfg.kv_cache_gb * 2**30) if on_cpu else None,
             gpu_memory_utilization=cfg.gpu_memory_utilization, skip_tokenizer_init=True, generation_config="vllm",
             logprobs_mode="processed_logprobs", enable_prefix_caching=True, use_tqdm_on_load=False,

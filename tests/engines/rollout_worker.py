@@ -1,0 +1,75 @@
+"""Run by test_rollout_engines.py in processes of its own.
+
+generate KIND FOLDER OUT     a fresh engine samples the batch of `batch()` into OUT.npz
+ranks FOLDER                 under torchrun: one vLLM engine a rank beside a gloo group, twice in a row
+"""
+
+import sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from fastsched.config import RolloutConfig
+from fastsched.engines.rollout import open_rollout
+from fastsched.types import Prompt, Sampling
+
+STOP = tuple(range(20, 36))
+
+
+def prompt(row: int, length: int) -> Prompt:
+    ids = np.random.default_rng(row).integers(3, 320, length)
+    return Prompt(row=row, token_ids=tuple(ids.tolist()), text="", answer="", bin=0)
+
+
+def batch() -> tuple[list[Prompt], Sampling, list[int]]:
+    """Prompts of different lengths, one longer than a cache block."""
+    return [prompt(0, 5), prompt(1, 11), prompt(2, 140), prompt(3, 1)], Sampling(3, 12, 0.8), [11, 12, 13, 14]
+
+
+def open_engine(kind: str, folder, dtype: str | None = None):
+    cfg = RolloutConfig(engine=kind, kv_cache_gb=0.125, max_num_seqs=8, dtype=dtype)
+    return open_rollout(folder, cfg, dtype="float32", max_model_len=192, seed=0, stop_token_ids=STOP)
+
+
+def packed(responses) -> dict[str, np.ndarray]:
+    return {"tokens": np.concatenate([r.token_ids for r in responses]),
+            "logp": np.concatenate([r.logp for r in responses])}
+
+
+def generate(kind: str, folder: str, out: str) -> None:
+    engine = open_engine(kind, folder)
+    np.savez(out, **packed(engine.generate(*batch())))
+    engine.close()
+
+
+def learner_logp(model, ids, temperature: float = 1.0) -> np.ndarray:
+    """[len - 1] fp32 log-probability of each token after the first."""
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, :-1].float() / temperature
+    return logits.log_softmax(1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+
+
+def ranks(folder: str) -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for _ in range(2):
+        engine = open_engine("vllm", folder)
+        ids = prompt(dist.get_rank(), 30).token_ids
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        engine.load_weights(model.named_parameters(), 1)
+        error = torch.tensor(np.abs(engine.score(ids) - learner_logp(model, ids)).max())
+        length = sum(len(r.token_ids) for r in engine.generate([prompt(9, 4 + dist.get_rank())], Sampling(2, 6), [5]))
+        engine.close()
+        dist.all_reduce(error, op=dist.ReduceOp.MAX)  # the group outlives the engine
+        print(f"rank {dist.get_rank()} error {error.item():.2e} tokens {length}")
+        assert error < 1e-4
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    {"generate": generate, "ranks": ranks}[sys.argv[1]](*sys.argv[2:])
