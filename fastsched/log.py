@@ -95,7 +95,7 @@ class RunLog:
             try:
                 import wandb
             except ImportError as error:
-                raise ConfigError("log.wandb: not installed; `pip install wandb`, or set log.wandb to false") from error
+                raise ConfigError(f"log.wandb: {error}; `pip install wandb`, or set log.wandb to false") from error
             self._wandb = wandb.init(project=os.environ.get("WANDB_PROJECT", "fastsched"), name=self.run_dir.name,
                                      dir=str(self.run_dir), settings=wandb.Settings(console="off", silent=True))
 

@@ -1,6 +1,6 @@
 """The figures of a report. One run: twin axes. Several: one colour an arm, faint lines for seeds, the mean in full."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,22 +77,26 @@ def _maybe(values: pd.Series, smooth: bool) -> pd.Series:
     return _smooth(values) if smooth else values
 
 
+def _marker(values: pd.Series) -> str | None:
+    return "o" if len(values) == 1 else None  # a line through one point is invisible
+
+
 def _lines(axes: Axes, arms: list[Arm], column: str, smooth: bool = False, style: str = "-") -> None:
     """One line an arm (the mean of its seeds), faint lines for single seeds."""
-    marker = "o" if max(len(run.steps) for arm in arms for run in arm.runs) == 1 else None
     for arm in arms:
         if len(arm.runs) > 1:
             for run in arm.runs:
                 axes.plot(run.steps, _maybe(run.column(column), smooth), color=arm.colour, alpha=0.25, lw=0.9)
         mean = _mean_over_seeds(arm.runs, column, smooth)
-        axes.plot(mean.index, mean, style, color=arm.colour, lw=1.8, label=arm.name, marker=marker)
+        axes.plot(mean.index, mean, style, color=arm.colour, lw=1.8, label=arm.name, marker=_marker(mean))
 
 
-def _finish(axes: Axes, legend: bool = True, xlabel: str = "step") -> None:
-    """Axis label, limits, one legend below the figure, and a word where there is nothing to show."""
+def _finish(axes: Axes, legend: bool = True, xlabel: str = "step", steps: bool = True) -> None:
+    """Axis label, limits (`steps`: the x axis counts steps), a legend below the figure, "not measured" if empty."""
     axes.set_xlabel(xlabel)
-    if xlabel in ("step", ""):
-        axes.set_xlim(left=0, right=None if axes.get_xlim()[1] > 2 else 2)
+    if steps:
+        right = max(axes.get_xlim()[1], 2.0)
+        axes.set_xlim(-0.015 * right, right)
     drawn = [line for line in axes.lines if np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any()]
     if not (drawn or axes.collections or axes.patches):
         axes.text(0.5, 0.5, "not measured in this run", transform=axes.transAxes, ha="center", color="#6b7280")
@@ -109,7 +113,7 @@ def _success(figure: Figure, arms: list[Arm]) -> None:
     if run:
         axes.plot(run.steps, run.column("success"), "o", color="#94a3b8", ms=3, alpha=0.7, label="one batch")
         axes.plot(run.steps, run.column("success_ema"), color=LEFT, lw=2, label="moving average (success_ema)",
-                  marker="o" if len(run.steps) == 1 else None)
+                  marker=_marker(run.steps))
     else:
         _lines(axes, arms, "success_ema")
     axes.set_ylim(-0.02, 1.02)
@@ -159,7 +163,7 @@ def _limit(axes: Axes) -> None:
     """Limits for a value that never moved: 1 % around it."""
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     values = values[np.isfinite(values)]
-    if len(values) and np.ptp(values) == 0:
+    if len(values) and np.ptp(values) <= 1e-9 * abs(values[0]):
         margin = 0.01 * abs(values[0]) or 0.01
         axes.set_ylim(values[0] - margin, values[0] + margin)
 
@@ -175,16 +179,22 @@ def _weights(figure: Figure, arms: list[Arm]) -> None:
                         (*shape, place + (1 if len(arms) == 1 else len(arms))))
         weights = [_mean_over_seeds(arm.runs, f"w_{b}", False) for b in range(len(names))]
         if weights:
-            area.stackplot(weights[0].index, *weights, colors=[BINS[b % len(BINS)] for b in range(len(names))])
+            _stack(area, weights[0].index, weights, [BINS[b % len(BINS)] for b in range(len(names))])
         if run.window:
             success.axhspan(*run.window, color=BAND, alpha=0.16, lw=0)
         for b, name in enumerate(names):
             mean = _mean_over_seeds(arm.runs, f"p_{b}", False)
-            success.plot(mean.index, mean, color=BINS[b % len(BINS)], lw=1.8, label=name)
+            success.plot(mean.index, mean, color=BINS[b % len(BINS)], lw=1.8, label=name, marker=_marker(mean))
         area.set_ylim(0, 1)
         success.set_ylim(-0.02, 1.02)
         _finish(area, xlabel="step" if len(arms) == 1 else "")
         _finish(success, legend=place == 1)
+
+
+def _stack(axes: Axes, steps, parts, colours: list[str], labels: Sequence[str] = ()) -> None:
+    """Stacked areas; a single step is drawn one step wide."""
+    edges = steps if len(steps) > 1 else np.array([-0.5, 0.5]) + float(steps[0])
+    axes.stackplot(edges, *(np.broadcast_to(part, len(edges)) for part in parts), colors=colours, labels=labels)
 
 
 def _time(figure: Figure, arms: list[Arm]) -> None:
@@ -192,8 +202,7 @@ def _time(figure: Figure, arms: list[Arm]) -> None:
     if run:
         axes = _axes(figure, "Time by phase", "seconds a step")
         parts = phase_seconds(run)
-        axes.stackplot(run.steps, *parts.values(), colors=[PHASES[p] for p in parts],
-                       labels=[p.removeprefix("t_") for p in parts])
+        _stack(axes, run.steps, parts.values(), [PHASES[p] for p in parts], [p.removeprefix("t_") for p in parts])
         _finish(axes)
         return
     axes = _axes(figure, "Time by phase", "")
@@ -206,7 +215,7 @@ def _time(figure: Figure, arms: list[Arm]) -> None:
     axes.set_yticks(range(len(arms)), [arm.name for arm in arms])
     axes.invert_yaxis()
     axes.set_ylim(len(arms) - 0.4, -1.0)
-    _finish(axes, xlabel="mean seconds a step")
+    _finish(axes, xlabel="mean seconds a step", steps=False)
 
 
 def phase_seconds(run: Run) -> dict[str, pd.Series]:
@@ -220,7 +229,8 @@ def _accuracy(figure: Figure, arms: list[Arm]) -> None:
     axes = _axes(figure, "Held-out accuracy", "")
     run = _single(arms)
     names = list(next(r for arm in arms for r in arm.runs if r.evals).evals[0]["accuracy"])
-    if run and len(run.evals) > 2:
+    curve = run is not None and len(run.evals) > 2
+    if curve:
         for b, name in enumerate(names):
             steps, values = zip(*((e["step"], e["accuracy"].get(name, np.nan)) for e in run.evals), strict=True)
             axes.plot(steps, values, "o-", ms=3.5, color=BINS[b % len(BINS)], label=name)
@@ -231,7 +241,7 @@ def _accuracy(figure: Figure, arms: list[Arm]) -> None:
         _bars(axes, names, [(arm.name, arm.colour, [[r.evals[-1]] for r in arm.runs if r.evals]) for arm in arms])
     axes.set_ylim(0, 1.05)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    _finish(axes, xlabel="step" if run and len(run.evals) > 2 else "")
+    _finish(axes, xlabel="step" if curve else "", steps=curve)
 
 
 def _bars(axes: Axes, names: list[str], groups: list[tuple[str, str, list]]) -> None:
@@ -272,7 +282,7 @@ PLOTS = (
          _pair(("drift", "drift"), ("ema_alpha", "alpha"), "Drift and the momentum of the average")),
     Plot("length.png", "Response length",
          "Length and truncation that grow together mean that the token limit binds.",
-         _pair(("response_len_mean", "tokens"), ("truncated", "truncated"), "Response length and truncated share", True)),
+         _pair(("response_len_mean", "tokens"), ("truncated", "truncated"), "Response length and truncation", True)),
     Plot("gradient.png", "Gradient",
          "Spikes of the norm precede trouble. The signal-to-noise ratio should be largest with success near 0.5.",
          _pair(("grad_norm", "norm before clipping"), ("grad_snr", "signal to noise"), "Gradient", True)),

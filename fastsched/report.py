@@ -59,7 +59,7 @@ def _one_run(run: Run) -> dict:
     parts = {"title": run.name, "subtitle": _subtitle(run), "cards": _cards(run),
              "comparison": None, "comparison_note": "", "accuracy": _accuracy_of_run(run),
              "samples": _samples(run), "samples_of": "", "time": _time([run]),
-             "rules": _rules(run), "config": _config(run), "config_note": "", "environment": _environment(run)}
+             "rules": _rules(run), "differences": None, "config": _config(run), "environment": _environment(run)}
     return {**parts, "glossary": _glossary([run]), "sections": _sections(parts)}
 
 
@@ -69,8 +69,7 @@ def _several(runs: list[Run], arms: list[Arm]) -> dict:
     parts = {"title": "Comparison: " + ", ".join(arm.name for arm in arms), "subtitle": f"{len(runs)} runs",
              "cards": [], "comparison": _comparison(arms), "comparison_note": note, "accuracy": _accuracy_of_arms(arms),
              "samples": _samples(runs[0]), "samples_of": f" of {runs[0].name}", "time": _time(runs), "rules": None,
-             "config": [_differences(runs), *_config(runs[0])],
-             "config_note": f"First what differs between the runs, then everything of {runs[0].name}.",
+             "differences": _differences(runs), "config": _config(runs[0]),
              "environment": _environment(runs[0])}
     return {**parts, "glossary": _glossary(runs), "sections": _sections(parts)}
 
@@ -242,7 +241,9 @@ def _differences(runs: list[Run]) -> Table:
 def _environment(run: Run) -> Table | None:
     rows = []
     for key, value in run.environment.items():
-        if isinstance(value, dict):
+        if key == "git" and value:
+            value = value["commit"] + (", with uncommitted changes" if value["dirty"] else "")
+        elif isinstance(value, dict):
             value = ", ".join(f"{name} {version}" for name, version in value.items())
         elif isinstance(value, list):
             value = " ".join(str(v) for v in value) or "none"

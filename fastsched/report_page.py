@@ -48,13 +48,16 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; max-height: 11r
 .dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 3px; margin-right: .5rem; }
 details summary { cursor: pointer; color: var(--blue); font-size: .9rem; margin: .6rem 0; }
 .columns { columns: 2 420px; column-gap: 1rem; } .columns .box { break-inside: avoid; margin-bottom: 1rem; }
+.columns td:first-child { width: 45%; }
 </style>
 </head>
 <body><main>
 
 {% macro table(t) %}
 <div class="box"><table>
-<tr>{% for name in t.head %}<th{% if loop.index0 in t.numeric %} class="n"{% endif %}>{{ name }}</th>{% endfor %}</tr>
+{% if t.head | select | list %}<tr>
+{% for name in t.head %}<th{% if loop.index0 in t.numeric %} class="n"{% endif %}>{{ name }}</th>{% endfor %}
+</tr>{% endif %}
 {% for row in t.rows %}{% set colour = t.colours[loop.index0] if t.colours else "" %}
 <tr{% if loop.index0 in t.strong %} class="mean"{% endif %}>
 {%- for cell in row %}<td class="{% if loop.index0 in t.numeric %}n{% elif loop.index0 in t.code %}k{% endif %}">
@@ -100,7 +103,8 @@ details summary { cursor: pointer; color: var(--blue); font-size: .9rem; margin:
 {% if rules %}<h2 id="rules">Coefficient rules that fired</h2>{{ table(rules) }}{% endif %}
 
 {% if config %}<h2 id="config">Configuration</h2>
-{% if config_note %}<p class="note">{{ config_note }}</p>{% endif %}
+{% if differences %}<p class="note">What differs between the runs; below it, all of the first run.</p>
+{{ table(differences) }}<p></p>{% endif %}
 <div class="columns">{% for part in config %}{{ table(part) }}{% endfor %}</div>{% endif %}
 
 {% if environment %}<h2 id="environment">Environment</h2>{{ table(environment) }}{% endif %}
