@@ -79,7 +79,8 @@ class DataConfig:
         require(self.task == "arithmetic" or self.task == "dataset" or self.task.startswith("reasoning-gym:"),
                 f"data.task: {self.task!r} is none of arithmetic, dataset, reasoning-gym:NAME")
         require(self.task != "dataset" or bool(self.source), "data.source: needed by data.task=dataset (hub name or file)")
-        require(self.size >= 1 and self.bins >= 1 and self.max_prompt_tokens >= 1, "data: size, bins, max_prompt_tokens must be positive")
+        require(min(self.size, self.bins, self.max_prompt_tokens, self.eval_per_bin) >= 1,
+                "data: size, bins, max_prompt_tokens and eval_per_bin must be positive")
 
 
 @dataclass(frozen=True)
