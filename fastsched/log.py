@@ -132,6 +132,8 @@ class RunLog:
         """Forget the phases so far, so that loading and the first evaluation do not count as part of the first step."""
         self.phases.reset()
 
+    peak_memory_gb = staticmethod(peak_memory_gb)
+
     def step_seconds(self) -> float:
         """Seconds since the last `step` or `restart_clock`; for rates in the row."""
         return self.phases.step_seconds()

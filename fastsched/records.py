@@ -69,7 +69,11 @@ OPTIONAL_COLUMNS: dict[str, str] = {
     "kl_ema": "Moving average of kl, nats.",
     "drift_ema": "Moving average of drift.",
     "reward_failures": "Responses of this step whose scoring raised, timed out or was not finite; they are left out.",
-    "nonfinite_stats": "Statistics ignored so far because they were not finite.",
+    "failed_scores": "The same, summed over all steps so far.",
+    "initial_entropy": "H_0, against which entropy counts as low or recovered, nats; empty until it is known.",
+    "nonfinite_observations": "Statistics ignored so far because they were not finite.",
+    "p_std_b": "Posterior standard deviation of success in bin b (p_std_0, p_std_1, ...).",
+    "missing_logprobs": "Sampled tokens so far for which the sampler gave no log-probability.",
 }
 """Columns that a row may add; any other name is allowed too, without an entry in the glossary."""
 

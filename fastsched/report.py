@@ -5,6 +5,7 @@
 """
 
 import base64
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Sequence
@@ -252,5 +253,6 @@ def _environment(run: Run) -> Table | None:
 
 
 def _glossary(runs: list[Run]) -> Table:
-    added = {name: text for name, text in OPTIONAL_COLUMNS.items() if any(name in run.metrics for run in runs)}
+    present = {re.sub(r"\d+$", "b", name) for run in runs for name in run.metrics}
+    added = {name: text for name, text in OPTIONAL_COLUMNS.items() if name in present}
     return Table(["Column", "Meaning"], list({**COLUMNS, **added}.items()), code=(0,))

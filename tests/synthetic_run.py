@@ -47,7 +47,7 @@ def metrics_row(step: int, total: int, rng: np.random.Generator, kind="adaptive"
         "grad_norm": 0.8 + 0.2 * rng.standard_normal() ** 2, "skipped_nonfinite": int(step == 33),
         "grad_snr": math.nan if step % 7 == 0 else 0.3 + 0.1 * rng.standard_normal(),
         "response_len_mean": 5.0 + 3 * step / total + 0.2 * rng.standard_normal(),
-        "tokens_per_s": 640 / sum(times.values()), "peak_mem_gb": 3.2, "loss": 1e-9,
+        "tokens_per_s": 640 / sum(times.values()), "peak_mem_gb": 3.2, "loss": 1e-9, "p_std_0": 0.05,
         "rule": "" if step < total // 2 else "low entropy: lambda_H up", **times,
         "t_step": sum(times.values()) + 0.12,
     }

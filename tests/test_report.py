@@ -43,6 +43,7 @@ def test_report_tells_the_run(one):
                   "low entropy: lambda_H up", "Step 1<", "Step 23<", "Step 45<", "updates skipped"):
         assert words in text, words
     assert all(name in text for name in COLUMNS)
+    assert "Posterior standard deviation" in text and "missing_logprobs" not in text  # only what the run has
 
 
 def test_text_of_the_model_is_escaped(one):
