@@ -8,6 +8,8 @@ from typing import NamedTuple, Sequence
 import torch
 from torch import Tensor
 
+from fastsched_kernels import cpu_ops
+
 
 class Drift(NamedTuple):
     """fp64 scalars on the parameters' device: sums, so that ranks which hold shards may add them."""
@@ -26,6 +28,9 @@ def ema_and_drift_(avg: Sequence[Tensor], params: Sequence[Tensor], alpha: float
     _check(avg, params, alpha)
     if not avg:
         return Drift(torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64))
+    if avg[0].device.type == "cpu" and _one_pass(avg, params):
+        params = [p.detach() for p in params]
+        return Drift(*torch.ops.fastsched_kernels.ema_and_drift_(list(avg), params, alpha).unbind(0))
     drift = torch.zeros((), dtype=torch.float64, device=avg[0].device)
     norm = torch.zeros_like(drift)
     for a, p in zip(avg, params, strict=True):
@@ -33,6 +38,13 @@ def ema_and_drift_(avg: Sequence[Tensor], params: Sequence[Tensor], alpha: float
         drift += (p.detach().float() - a).square_().sum(dtype=torch.float64)
         norm += a.square().sum(dtype=torch.float64)
     return Drift(drift, norm)
+
+
+def _one_pass(avg: Sequence[Tensor], params: Sequence[Tensor]) -> bool:
+    """Whether the compiled op takes these tensors; `implementation()` says why it is not there at all."""
+    types = (torch.float32, torch.bfloat16)
+    contiguous = all(a.is_contiguous() and p.is_contiguous() for a, p in zip(avg, params, strict=True))
+    return contiguous and all(p.dtype in types for p in params) and cpu_ops.load() is None
 
 
 def _check(avg: Sequence[Tensor], params: Sequence[Tensor], alpha: float) -> None:

@@ -18,9 +18,7 @@ def check_shapes(
     if (ref_hidden is None) != (ref_weight is None):
         raise ValueError("ref_hidden and ref_weight go together")
     if ref_hidden is not None and (len(ref_hidden) != len(hidden) or len(ref_weight) != len(weight)):
-        raise ValueError(
-            f"ref_hidden, ref_weight do not fit: {tuple(ref_hidden.shape)}, {tuple(ref_weight.shape)}"
-        )
+        raise ValueError(f"ref_hidden, ref_weight do not fit: {tuple(ref_hidden.shape)}, {tuple(ref_weight.shape)}")
 
 
 def check_reference(kl: KLKind, ref_logp: Optional[Tensor], ref_hidden: Optional[Tensor], distill: Number) -> None:
@@ -45,3 +43,12 @@ def check_target(target: Tensor, vocabulary: int) -> None:
         raise IndexError(
             f"target {int(target[row])} (computed row {row}) lies outside the vocabulary [0, {vocabulary})"
         )
+
+
+def check_level(level: str, sequence: Optional[Tensor], compute: str) -> None:
+    if compute not in ("auto", "forward", "recompute"):
+        raise ValueError(f"compute={compute!r} is none of auto, forward, recompute")
+    if level not in ("token", "sequence"):
+        raise ValueError(f"level={level!r} is none of token, sequence")
+    if level == "sequence" and (sequence is None or compute == "forward"):
+        raise ValueError("level='sequence' needs the sequence of each row and compute='auto' or 'recompute'")

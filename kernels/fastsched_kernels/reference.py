@@ -139,11 +139,16 @@ def token_loss(logp: Tensor, entropy: Tensor, kl: Tensor, objective: Objective) 
         surrogate, clipped = _clipped_surrogate(ratio, advantage, low, high, o.dual_clip)
     if o.kl in ("k1", "k2", "k3"):
         kl = kl_estimate(o.kl, logp, o.ref_logp)
-    loss = -o.rollout_weight * surrogate - o.entropy_coef * entropy
+    loss = -o.rollout_weight * surrogate - _times(o.entropy_coef, entropy)
     if o.kl != "none":
-        loss = loss + o.kl_coef * kl
+        loss = loss + _times(o.kl_coef, kl)
     used = torch.full_like(logp, torch.nan) if o.kl == "none" else kl.detach()
     return TokenLoss(o.token_weight * loss, ratio.detach(), used, clipped)
+
+
+def _times(coefficient: Number, value: Tensor) -> Tensor:
+    """Their product, 0 where the coefficient is 0, whatever the value."""
+    return torch.where(torch.as_tensor(coefficient, device=value.device) == 0, 0.0, coefficient * value)
 
 
 def _clipped_surrogate(ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, dual_clip: Number):

@@ -10,7 +10,8 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from fastsched_kernels.reference import Number, scaled
+from fastsched_kernels.reference import Number, Objective, scaled, token_loss
+from fastsched_kernels.table import PolicyRows
 
 
 class RowState(NamedTuple):
@@ -99,6 +100,38 @@ def row_dlogits_(
         dz *= 1 - torch.tanh(logits.to(dz.dtype) / softcap).square()
     dz /= temperature.unsqueeze(-1) if isinstance(temperature, Tensor) and temperature.dim() else temperature
     return logits.copy_(dz)
+
+
+def policy_rows_(
+    logits: Tensor,
+    target: Tensor,
+    ref_logits: Optional[Tensor],
+    objective: Objective,
+    temperature: Number,
+    softcap: Optional[float],
+    target_logit: Optional[Tensor],
+    backward: bool,
+) -> PolicyRows:
+    """Statistics, loss and, with `backward`, the gradient in place of the logits; `ref_logits` are for exact KL
+    only.
+    """
+    state = row_stats(logits, target, ref_logits, temperature, softcap, target_logit)
+    leaves = [v.detach().requires_grad_(backward) for v in (state.logp, state.entropy, state.kl)]
+    with torch.set_grad_enabled(backward):
+        out = token_loss(*leaves, objective)
+        c = derivatives(out.loss, leaves)
+    if backward:
+        row_dlogits_(logits, target, ref_logits, state, c, temperature, softcap)
+    size = sum(x.abs() for x in c)
+    return PolicyRows(out.loss.detach(), state.logp, state.entropy, out.kl, out.ratio, out.clipped, size)
+
+
+def derivatives(loss: Tensor, leaves: list[Tensor]) -> Coefficients:
+    """Of a loss [R] whose rows depend on their own logp, entropy and kl only."""
+    if not loss.requires_grad:
+        return Coefficients(*(torch.zeros_like(v) for v in leaves))
+    grads = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
+    return Coefficients(*(torch.zeros_like(v) if g is None else g for g, v in zip(grads, leaves, strict=True)))
 
 
 def _safe_top(z: Tensor) -> Tensor:

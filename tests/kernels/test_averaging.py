@@ -5,11 +5,12 @@ from fastsched_kernels.averaging import ema_and_drift_
 from fastsched_kernels.testing import seeded
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("alpha", [0.0, 0.9, 1.0])
 def test_matches_fp64(dtype, alpha):
+    """fp32 and bf16 take the compiled op, fp16 PyTorch; sizes below, at and beyond a vector, a block and a piece."""
     g = seeded(0)
-    shapes = [(3, 5), (1,), (0,), (1000, 7)]
+    shapes = [(3, 5), (1,), (0,), (16,), (1024,), (1000, 77)]
     avg = [torch.randn(s, generator=g) for s in shapes]
     params = [a.to(dtype) + (0.1 * torch.randn(a.shape, generator=g)).to(dtype) for a in avg]
     new, drift, norm = reference.ema_and_drift(avg, params, alpha)
@@ -38,3 +39,14 @@ def test_bad_input_is_named():
         with pytest.raises(ValueError, match=words):
             ema_and_drift_(*args)
     assert ema_and_drift_([], [], 0.5).squared_norm == 0
+
+
+def test_result_does_not_depend_on_the_thread_count():
+    a, p = torch.randn(200_000, generator=seeded(1)), torch.randn(200_000, generator=seeded(2))
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        results.append(ema_and_drift_([a.clone()], [p], 0.9))
+    torch.set_num_threads(before)
+    assert results[0] == results[1]

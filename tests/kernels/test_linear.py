@@ -3,85 +3,10 @@
 import pytest
 import torch
 from fastsched_kernels import reference
-from fastsched_kernels.linear import linear_token_stats, policy_loss
+from fastsched_kernels.linear import linear_token_loss, linear_token_stats, policy_loss
 from fastsched_kernels.reference import Objective
-from fastsched_kernels.testing import assert_no_worse, poisoned_empty, seeded
-
-N, H, V = 37, 24, 101
-
-
-def problem(dtype=torch.float64, n=N, v=V, seed=0):
-    g = seeded(seed)
-    rand = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
-    tensors = dict(
-        hidden=rand(n, H), weight=rand(v, H) * 0.5, bias=rand(v), ref_hidden=rand(n, H), ref_weight=rand(v, H) * 0.5
-    )
-    tensors = {k: x.to(dtype) for k, x in tensors.items()}
-    numbers = dict(advantage=rand(n), token_weight=torch.rand(n, generator=g, dtype=torch.float64) / n)
-    logits = tensors["hidden"].double() @ tensors["weight"].double().t()
-    target = torch.randint(v, (n,), generator=g)
-    base = torch.log_softmax(logits, -1).gather(-1, target[:, None]).squeeze(-1)
-    return tensors, numbers, target, base + 0.3 * rand(n), base + 0.3 * rand(n)
-
-
-def truth(tensors, target, options, dtype=torch.float64, upstream=1.0):
-    """(loss, per-row results, gradients) by autograd on the whole [N, V]."""
-    leaves = {k: tensors[k].to(dtype).detach().requires_grad_() for k in ("hidden", "weight", "bias") if k in tensors}
-    logits = leaves["hidden"] @ leaves["weight"].t() + leaves.get("bias", 0.0)
-    ref = tensors["ref_hidden"].to(dtype) @ tensors["ref_weight"].to(dtype).t() if "ref_hidden" in tensors else None
-    o = dict(options)
-    temperature, softcap = o.pop("temperature", 1.0), o.pop("softcap", None)
-    clip, dual = o.pop("clip", (0.2, 0.2)), o.pop("dual_clip", None)
-    low, high = (float("inf"),) * 2 if clip is None else clip
-    objective = Objective(clip_low=low, clip_high=high, dual_clip=float("inf") if dual is None else dual, **o)
-    out = reference.policy_loss(logits, target, objective, ref_logits=ref, temperature=temperature, softcap=softcap)
-    loss = out.loss.sum()
-    (loss * upstream).backward()
-    return loss.detach(), out, {k: x.grad for k, x in leaves.items()}
-
-
-def ours(tensors, target, options, upstream=1.0, **more):
-    leaves = {k: tensors[k].detach().clone().requires_grad_() for k in ("hidden", "weight", "bias") if k in tensors}
-    rest = {k: x for k, x in tensors.items() if k not in leaves}
-    out = policy_loss(leaves["hidden"], leaves["weight"], target, bias=leaves.get("bias"), **rest, **options, **more)
-    (out.loss * upstream).backward()
-    return out.loss.detach(), out, {k: x.grad for k, x in leaves.items()}
-
-
-per_token = torch.rand(N, generator=seeded(9), dtype=torch.float64)
-OPTIONS = {
-    "plain": {},
-    "on_policy": {"old_logp": None},
-    "no_clip": {"clip": None},
-    "clip_asymmetric": {"clip": (0.05, 0.4)},
-    "clip_per_token": {"clip": (per_token * 0.2, per_token * 0.5)},
-    "dual_clip": {"dual_clip": 1.1},
-    "dual_clip_per_token": {"dual_clip": 1 + per_token * 0.2},
-    "cispo": {"surrogate": "cispo"},
-    "rollout_weight": {"rollout_weight": per_token},
-    "entropy": {"entropy_coef": 0.3},
-    "entropy_per_token": {"entropy_coef": per_token},
-    "k1": {"kl": "k1", "kl_coef": 0.4},
-    "k2": {"kl": "k2", "kl_coef": 0.4},
-    "k3": {"kl": "k3", "kl_coef": 0.4},
-    "exact": {"kl": "exact", "kl_coef": 0.4},
-    "exact_per_token": {"kl": "exact", "kl_coef": per_token},
-    "temperature": {"temperature": 0.7},
-    "temperature_per_token": {"temperature": 0.5 + per_token},
-    "softcap": {"softcap": 2.0},
-    "distill": {"distill": 0.5},
-    "everything": {
-        "kl": "exact",
-        "kl_coef": per_token,
-        "entropy_coef": 0.2,
-        "temperature": 0.5 + per_token,
-        "softcap": 3.0,
-        "clip": (0.1, 0.3),
-        "dual_clip": 2.0,
-        "rollout_weight": per_token,
-        "distill": 0.1,
-    },
-}
+from fastsched_kernels.testing import assert_no_worse, poisoned_empty, relative_error, seeded
+from head_problem import OPTIONS, N, V, ours, per_token, problem, truth
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -102,14 +27,21 @@ def test_option_matches_autograd_and_changes_the_result(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["plain", "exact", "everything"])
-def test_no_worse_than_pytorch_in_the_same_dtype(dtype, name):
+@pytest.mark.parametrize("implementation", ["pytorch", "cpp"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_worse_than_pytorch_in_the_same_dtype(dtype, implementation, name):
+    """Every option in every implementation: outputs and gradients, NaN-poisoned buffers, a tail in every vector
+    loop.
+    """
     tensors, numbers, target, old, ref = problem(dtype)
     options = {**numbers, "old_logp": old, "ref_logp": ref, **OPTIONS[name]}
-    _, _, true_grads = truth(tensors, target, options)
-    _, _, eager = truth(tensors, target, options, dtype)
+    true_loss, true_out, true_grads = truth(tensors, target, options)
+    eager_loss, eager_out, eager = truth(tensors, target, options, dtype)
     with poisoned_empty():
-        _, _, grads = ours(tensors, target, options, chunk_rows=10)
+        loss, out, grads = ours(tensors, target, options, chunk_rows=10, implementation=implementation)
+    assert_no_worse(loss, eager_loss.to(dtype), true_loss, "loss")
+    assert_no_worse(out.ratio, eager_out.ratio.to(dtype), true_out.ratio, "ratio")
+    assert_no_worse(out.kl, eager_out.kl.to(dtype), true_out.kl, "kl")
     for k in true_grads:
         assert grads[k].dtype == dtype
         assert_no_worse(grads[k], eager[k].to(dtype), true_grads[k], k)
@@ -208,7 +140,7 @@ def test_one_backward_only_and_none_without_grad():
     out = policy_loss(hidden, tensors["weight"], target, **numbers, old_logp=old)
     out.loss.backward(retain_graph=True)
     assert tensors["weight"].grad is None and not out.logp.requires_grad
-    with pytest.raises(RuntimeError, match="call policy_loss again"):
+    with pytest.raises(RuntimeError, match="compute the loss again"):
         out.loss.backward()
     with torch.no_grad():
         assert not policy_loss(hidden, tensors["weight"], target, **numbers).loss.requires_grad
@@ -246,9 +178,91 @@ def test_stats_match_the_reference():
         ({"kl": "k3"}, ValueError, "need ref_logp"),
         ({"kl": "k9"}, ValueError, "is none of"),
         ({"chunk_rows": 0}, ValueError, "at least 1"),
+        ({"level": "sequence"}, ValueError, "needs the sequence"),
+        ({"level": "paragraph"}, ValueError, "none of token, sequence"),
+        ({"compute": "later"}, ValueError, "none of auto"),
+        ({"implementation": "fortran"}, ValueError, "none of pytorch"),
+        ({"implementation": "cpp"}, NotImplementedError, "no C\\+\\+ kernels for torch.float64"),
     ],
 )
 def test_bad_input_is_named(options, error, words):
     tensors, numbers, target, _, _ = problem()
     with pytest.raises(error, match=words):
         policy_loss(tensors["hidden"], tensors["weight"], **{"target": target, **numbers, **options})
+
+
+def test_a_users_loss_costs_what_it_says_and_equals_the_built_in_one():
+    tensors, numbers, target, old, _ = problem()
+    keep = torch.arange(N) % 4 != 0
+    rest = {k: tensors[k] for k in ("ref_hidden", "ref_weight", "bias")}
+
+    def loss(logp, entropy, kl, tokens):
+        return tokens["weight"] * (-tokens["advantage"] * (logp - tokens["old"]).exp() + 0.3 * kl - 0.1 * entropy)
+
+    tokens = {"weight": numbers["token_weight"], "advantage": numbers["advantage"], "old": old}
+    results = []
+    for compute in (
+        lambda h, w: linear_token_loss(h, w, target, loss, tokens=tokens, keep=keep, chunk_rows=6, **rest),
+        lambda h, w: policy_loss(
+            h,
+            w,
+            target,
+            advantage=numbers["advantage"],
+            old_logp=old,
+            clip=None,
+            kl="exact",
+            kl_coef=0.3,
+            token_weight=torch.where(keep, numbers["token_weight"], 0.0),
+            entropy_coef=0.1,
+            **rest,
+        ),
+    ):
+        hidden, weight = (tensors[k].clone().requires_grad_() for k in ("hidden", "weight"))
+        out = compute(hidden, weight)
+        out.loss.backward()
+        results.append((out.loss.detach(), out.logp, out.kl, hidden.grad, weight.grad))
+    torch.testing.assert_close(*results, equal_nan=True)
+    with pytest.raises(ValueError, match="one number for each row"):
+        linear_token_loss(tensors["hidden"], tensors["weight"], target, lambda logp, *_: logp.sum())
+
+
+@pytest.mark.parametrize("implementation", ["pytorch", "cpp"])
+def test_statistics_carry_any_upstream_gradient(implementation):
+    """Expanded (sum), non-unit and partly absent upstream gradients of logp, entropy and KL."""
+    tensors, _, target, _, _ = problem(torch.float32)
+    for read in (
+        lambda s: s.logp.sum(),
+        lambda s: (s.entropy * per_token).sum(),
+        lambda s: (s.kl * s.logp.detach()).sum() + s.kl.mean(),
+    ):
+        grads = []
+        for dtype in (torch.float32, torch.float64):
+            leaves = {
+                k: x.detach().to(dtype, copy=True).requires_grad_()
+                for k, x in tensors.items()
+                if not k.startswith("ref")
+            }
+            refs = {k: x.to(dtype) for k, x in tensors.items() if k.startswith("ref")}
+            if dtype == torch.float32:
+                stats = linear_token_stats(**leaves, target=target, **refs, chunk_rows=9, implementation=implementation)
+            else:
+                logits = leaves["hidden"] @ leaves["weight"].t() + leaves["bias"]
+                stats = reference.token_stats(logits, target, ref_logits=refs["ref_hidden"] @ refs["ref_weight"].t())
+            read(stats).backward()
+            grads.append([leaves[k].grad.double() for k in leaves])
+        torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+def test_column_filter_is_exact_at_zero_and_drops_by_gradient_not_probability():
+    tensors, numbers, target, old, ref = problem(torch.float32)
+    options = {**numbers, "old_logp": old, "ref_logp": ref, "kl": "exact", "kl_coef": 0.2, "entropy_coef": 0.1}
+    exact = ours(tensors, target, options)
+    tiny = ours(tensors, target, options, filter_eps=1e-9)
+    torch.testing.assert_close(exact[2], tiny[2])
+    assert exact[1].dropped == 0 and tiny[1].dropped < 1e-6
+    coarse = ours(tensors, target, options, filter_eps=0.05)
+    assert 0 < coarse[1].dropped < 0.5
+    torch.testing.assert_close(coarse[0], exact[0])
+    torch.testing.assert_close(coarse[2]["bias"], exact[2]["bias"])
+    assert relative_error(coarse[2]["weight"], exact[2]["weight"]) < 0.5
+    assert not torch.equal(coarse[2]["weight"], exact[2]["weight"])

@@ -1,0 +1,205 @@
+// row_stats, row_dlogits_, policy_rows_: rows in parallel, each row by one thread.
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include "../ops.h"
+#include "row.h"
+
+namespace fastsched::cpu {
+namespace {
+
+constexpr float kLogLimit = 20.0f;
+
+struct Buffers {
+  std::vector<float> z, r;
+  explicit Buffers(int64_t v, bool ref) : z(padded(v)), r(ref ? padded(v) : 0) {}
+};
+
+template <typename T>
+struct Rows {
+  T* logits;
+  const T* ref;  // may be null
+  int64_t stride, ref_stride, v;
+
+  Rows(const Tensor& logits_, const OptionalTensor& ref_)
+      : logits(static_cast<T*>(logits_.data_ptr())),
+        ref(ref_ ? static_cast<const T*>(ref_->const_data_ptr()) : nullptr),
+        stride(logits_.stride(0)),
+        ref_stride(ref_ ? ref_->stride(0) : 0),
+        v(logits_.size(1)) {}
+
+  RowState load(int64_t row, Scale scale, Buffers& b) const {
+    float top = load_scaled(logits + row * stride, b.z.data(), v, scale);
+    float ref_top = ref ? load_scaled(ref + row * ref_stride, b.r.data(), v, scale) : 0.0f;
+    return row_state(b.z.data(), r(b), padded(v), top, ref_top);
+  }
+
+  void store_gradient(int64_t row, int64_t target, const RowState& state, RowCoefficients c, Scale scale, Buffers& b) const {
+    row_gradient(b.z.data(), r(b), padded(v), target, state, c, scale);
+    store_row(b.z.data(), logits + row * stride, v);
+  }
+
+  const float* r(const Buffers& b) const { return ref ? b.r.data() : nullptr; }
+};
+
+struct Measured {
+  float logp, entropy, kl;
+};
+
+Measured measure(const RowState& s, float z_target, bool ref) {
+  if (s.log_sum == -kInfinity) return {-kInfinity, 0.0f, ref ? 0.0f : NAN};
+  return {z_target - s.top - s.log_sum, s.log_sum - s.mean, ref ? s.gap - s.log_sum + s.ref_log_sum : NAN};
+}
+
+float times(float coefficient, float value) { return coefficient == 0 ? 0.0f : coefficient * value; }
+
+struct Outcome {
+  float loss, ratio, kl;
+  bool clipped;
+  RowCoefficients c;
+};
+
+// Loss of one token and its derivatives by logp, entropy and exact KL; the specification is reference.token_loss.
+Outcome policy_row(const float* o, const Measured& m, int64_t kl_kind, int64_t flags) {
+  float raw = flags & kOnPolicy ? 0.0f : m.logp - o[kOldLogp];
+  float log_ratio = raw > kLogLimit ? kLogLimit : (raw < -kLogLimit ? -kLogLimit : raw);
+  float ratio = std::exp(log_ratio);
+  float advantage = o[kAdvantage] + (o[kDistill] == 0 ? 0.0f : o[kDistill] * (o[kRefLogp] - m.logp));
+  float low = 1 - o[kClipLow], high = 1 + o[kClipHigh], surrogate, d_surrogate;
+  bool clipped;
+  if (flags & kCispo) {
+    clipped = ratio < low || ratio > high;
+    float weight = ratio < low ? low : (ratio > high ? high : ratio);
+    d_surrogate = weight * advantage;
+    surrogate = d_surrogate * m.logp;
+  } else {
+    bool above = advantage > 0 && ratio > high, below = advantage < 0 && ratio < low;
+    float bound = above ? high : (below ? low : ratio);
+    bool dual = advantage < 0 && bound > o[kDualClip];
+    clipped = above || below || dual;
+    surrogate = (dual ? o[kDualClip] : bound) * advantage;
+    d_surrogate = clipped || std::abs(raw) > kLogLimit ? 0.0f : ratio * advantage;
+  }
+  float kl = NAN, d_kl = 0.0f, d = m.logp - o[kRefLogp];
+  switch (kl_kind) {
+    case kNone:
+      break;
+    case kExact:
+      kl = m.kl;
+      break;
+    case kK1:
+      kl = d, d_kl = 1.0f;
+      break;
+    case kK2:
+      kl = d * d / 2, d_kl = d;
+      break;
+    default: {
+      float limited = d > kLogLimit ? kLogLimit : (d < -kLogLimit ? -kLogLimit : d);
+      kl = std::expm1(-limited) + limited;
+      d_kl = std::abs(d) > kLogLimit ? 0.0f : -std::expm1(-d);
+    }
+  }
+  float w = o[kTokenWeight];
+  float loss = -o[kRolloutWeight] * surrogate - times(o[kEntropyCoef], m.entropy);
+  if (kl_kind != kNone) loss += times(o[kKlCoef], kl);
+  RowCoefficients c{w * (-o[kRolloutWeight] * d_surrogate + times(o[kKlCoef], d_kl)), -w * o[kEntropyCoef],
+                    kl_kind == kExact ? w * o[kKlCoef] : 0.0f};
+  return {w * loss, ratio, kl, clipped, c};
+}
+
+template <typename F>
+void dispatch(const Tensor& logits, F&& f) {
+  if (logits.scalar_type() == at::kFloat) {
+    f(float{});
+  } else {
+    f(at::BFloat16{});
+  }
+}
+
+struct Temperature {
+  const float* data;
+  bool per_row;
+  float softcap;
+
+  Temperature(const Tensor& t, double softcap_)
+      : data(t.const_data_ptr<float>()), per_row(t.numel() > 1), softcap(static_cast<float>(softcap_)) {}
+  Scale operator[](int64_t row) const { return {1.0f / data[per_row ? row : 0], softcap}; }
+};
+
+}  // namespace
+
+Tensor row_stats(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& temperature,
+                 double softcap, const OptionalTensor& target_logit) {
+  int64_t n = logits.size(0);
+  Tensor out = at::empty({kStateRows, n}, logits.options().dtype(at::kFloat));
+  float* o = out.mutable_data_ptr<float>();
+  const int64_t* y = target.const_data_ptr<int64_t>();
+  const float* fine = target_logit ? target_logit->const_data_ptr<float>() : nullptr;
+  Temperature temperatures(temperature, softcap);
+  dispatch(logits, [&](auto type) {
+    Rows<decltype(type)> rows(logits, ref_logits);
+    at::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
+      Buffers b(rows.v, rows.ref);
+      for (int64_t i = begin; i < end; ++i) {
+        Scale scale = temperatures[i];
+        RowState s = rows.load(i, scale, b);
+        Measured m = measure(s, fine ? scale(fine[i]) : b.z[y[i]], rows.ref);
+        const float values[] = {m.logp, m.entropy, m.kl, s.top, s.log_sum, s.mean, rows.ref ? s.gap : NAN, rows.ref ? s.ref_top : NAN};
+        for (int64_t k = 0; k < kStateRows; ++k) o[k * n + i] = values[k];
+      }
+    });
+  });
+  return out;
+}
+
+void row_dlogits_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& state,
+                  const Tensor& coefficients, const Tensor& temperature, double softcap) {
+  int64_t n = logits.size(0);
+  const float* s = state.const_data_ptr<float>();
+  const float* c = coefficients.const_data_ptr<float>();
+  const int64_t* y = target.const_data_ptr<int64_t>();
+  Temperature temperatures(temperature, softcap);
+  dispatch(logits, [&](auto type) {
+    Rows<decltype(type)> rows(logits, ref_logits);
+    at::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
+      Buffers b(rows.v, rows.ref);
+      for (int64_t i = begin; i < end; ++i) {
+        Scale scale = temperatures[i];
+        load_scaled(rows.logits + i * rows.stride, b.z.data(), rows.v, scale);
+        if (rows.ref) load_scaled(rows.ref + i * rows.ref_stride, b.r.data(), rows.v, scale);
+        RowState r{s[3 * n + i], s[4 * n + i], s[5 * n + i], s[6 * n + i], s[7 * n + i], 0.0f};
+        rows.store_gradient(i, y[i], r, {c[i], c[n + i], c[2 * n + i]}, scale, b);
+      }
+    });
+  });
+}
+
+Tensor policy_rows_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& table, int64_t kl,
+                    int64_t flags, double softcap) {
+  int64_t n = logits.size(0);
+  Tensor out = at::empty({kResultRows, n}, logits.options().dtype(at::kFloat));
+  float* o = out.mutable_data_ptr<float>();
+  const float* numbers = table.const_data_ptr<float>();
+  const int64_t* y = target.const_data_ptr<int64_t>();
+  dispatch(logits, [&](auto type) {
+    Rows<decltype(type)> rows(logits, ref_logits);
+    at::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
+      Buffers b(rows.v, rows.ref);
+      for (int64_t i = begin; i < end; ++i) {
+        const float* row = numbers + i * kColumns;
+        Scale scale{1.0f / row[kTemperature], static_cast<float>(softcap)};
+        RowState s = rows.load(i, scale, b);
+        Measured m = measure(s, flags & kHasTargetLogit ? scale(row[kTargetLogit]) : b.z[y[i]], rows.ref);
+        Outcome r = policy_row(row, m, kl, flags);
+        if (flags & kBackward) rows.store_gradient(i, y[i], s, r.c, scale, b);
+        float size = std::abs(r.c.logp) + std::abs(r.c.entropy) + std::abs(r.c.kl);
+        const float values[] = {r.loss, m.logp, m.entropy, r.kl, r.ratio, r.clipped ? 1.0f : 0.0f, size};
+        for (int64_t k = 0; k < kResultRows; ++k) o[k * n + i] = values[k];
+      }
+    });
+  });
+  return out;
+}
+
+}  // namespace fastsched::cpu

@@ -1,0 +1,91 @@
+// Table of contents: the schema of every op and the check of its arguments.
+#include "ops.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+namespace fastsched {
+namespace {
+
+void check_rows(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits) {
+  auto type = logits.scalar_type();
+  TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16, "logits must be fp32 or bf16, got ", type);
+  TORCH_CHECK_VALUE(logits.dim() == 2 && logits.stride(1) == 1, "logits must be [R, V] with contiguous rows");
+  TORCH_CHECK_VALUE(target.dim() == 1 && target.size(0) == logits.size(0) && target.scalar_type() == at::kLong,
+                    "target must be int64 [R]");
+  if (ref_logits) {
+    TORCH_CHECK_VALUE(ref_logits->sizes() == logits.sizes() && ref_logits->scalar_type() == type && ref_logits->stride(1) == 1,
+                      "ref_logits must have the shape and dtype of logits and contiguous rows");
+  }
+}
+
+void check_numbers(const Tensor& numbers, at::IntArrayRef shape, const char* name) {
+  TORCH_CHECK_VALUE(numbers.sizes() == shape && numbers.scalar_type() == at::kFloat && numbers.is_contiguous(), name,
+                    " must be contiguous fp32 ", shape, ", got ", numbers.sizes());
+}
+
+Tensor row_stats(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& temperature,
+                 double softcap, const OptionalTensor& target_logit) {
+  check_rows(logits, target, ref_logits);
+  check_numbers(temperature, {temperature.numel() == 1 ? 1 : logits.size(0)}, "temperature");
+  if (target_logit) check_numbers(*target_logit, {logits.size(0)}, "target_logit");
+  return cpu::row_stats(logits, target, ref_logits, temperature, softcap, target_logit);
+}
+
+void row_dlogits_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& state,
+                  const Tensor& coefficients, const Tensor& temperature, double softcap) {
+  check_rows(logits, target, ref_logits);
+  check_numbers(state, {kStateRows, logits.size(0)}, "state");
+  check_numbers(coefficients, {3, logits.size(0)}, "coefficients");
+  check_numbers(temperature, {temperature.numel() == 1 ? 1 : logits.size(0)}, "temperature");
+  cpu::row_dlogits_(logits, target, ref_logits, state, coefficients, temperature, softcap);
+}
+
+Tensor policy_rows_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& table, int64_t kl,
+                    int64_t flags, double softcap) {
+  check_rows(logits, target, ref_logits);
+  check_numbers(table, {logits.size(0), kColumns}, "table");
+  TORCH_CHECK_VALUE(kl >= kNone && kl <= kExact, "unknown KL kind ", kl);
+  TORCH_CHECK_VALUE((kl == kExact) == ref_logits.has_value(), "exact KL and ref_logits go together");
+  return cpu::policy_rows_(logits, target, ref_logits, table, kl, flags, softcap);
+}
+
+Tensor ema_and_drift_(at::TensorList avg, at::TensorList params, double alpha) {
+  TORCH_CHECK_VALUE(avg.size() == params.size(), avg.size(), " averages for ", params.size(), " parameters");
+  for (size_t i = 0; i < avg.size(); ++i) {
+    auto type = params[i].scalar_type();
+    TORCH_CHECK_NOT_IMPLEMENTED(avg[i].scalar_type() == at::kFloat && (type == at::kFloat || type == at::kBFloat16), "tensor ", i,
+                                ": need an fp32 average and fp32 or bf16 parameters");
+    TORCH_CHECK_VALUE(avg[i].sizes() == params[i].sizes() && avg[i].is_contiguous() && params[i].is_contiguous(), "tensor ", i,
+                      ": need contiguous tensors of equal shapes");
+  }
+  return cpu::ema_and_drift_(avg, params, alpha);
+}
+
+Tensor active_columns(const Tensor& dlogits, const Tensor& threshold) {
+  auto type = dlogits.scalar_type();
+  TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16, "dlogits must be fp32 or bf16, got ", type);
+  TORCH_CHECK_VALUE(dlogits.dim() == 2 && dlogits.stride(1) == 1, "dlogits must be [R, V] with contiguous rows");
+  check_numbers(threshold, {dlogits.size(0)}, "threshold");
+  return cpu::active_columns(dlogits, threshold);
+}
+
+}  // namespace
+}  // namespace fastsched
+
+TORCH_LIBRARY(fastsched_kernels, m) {
+  m.def("capability() -> str", [] { return std::string(FASTSCHED_CAPABILITY); });
+  m.def("row_stats(Tensor logits, Tensor target, Tensor? ref_logits, Tensor temperature, float softcap, Tensor? target_logit) -> Tensor");
+  m.def("row_dlogits_(Tensor(a!) logits, Tensor target, Tensor? ref_logits, Tensor state, Tensor coefficients, Tensor temperature, float softcap) -> ()");
+  m.def("policy_rows_(Tensor(a!) logits, Tensor target, Tensor? ref_logits, Tensor table, int kl, int flags, float softcap) -> Tensor");
+  m.def("ema_and_drift_(Tensor(a!)[] avg, Tensor[] params, float alpha) -> Tensor");
+  m.def("active_columns(Tensor dlogits, Tensor threshold) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(fastsched_kernels, CPU, m) {
+  m.impl("row_stats", fastsched::row_stats);
+  m.impl("row_dlogits_", fastsched::row_dlogits_);
+  m.impl("policy_rows_", fastsched::policy_rows_);
+  m.impl("ema_and_drift_", fastsched::ema_and_drift_);
+  m.impl("active_columns", fastsched::active_columns);
+}

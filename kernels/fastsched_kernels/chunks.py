@@ -1,0 +1,237 @@
+"""The head's GEMMs, chunk by chunk, around whatever is done to the rows of logits between them.
+
+R rows, H hidden, V vocabulary. One buffer holds the logits of the current chunk and then their gradient.
+"""
+
+from types import ModuleType
+from typing import Callable, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from fastsched_kernels.columns import accumulate_filtered
+from fastsched_kernels.reference import Number
+from fastsched_kernels.rows import Coefficients, RowState
+from fastsched_kernels.table import PolicyRows
+
+
+class Head(NamedTuple):
+    """All that is not differentiated, for the R rows that are computed."""
+
+    target: Tensor  # [R] int64
+    temperature: Number
+    softcap: Optional[float]
+    chunk: int  # most rows of logits at a time
+    rows: ModuleType  # the implementation
+    ref_hidden: Optional[Tensor] = None  # [R, H']
+    ref_weight: Optional[Tensor] = None  # [V, H']
+    ref_rows: bool = False  # the reference enters row by row (exact KL) ...
+    ref_target: bool = False  # ... or through its log-probability of the target
+    filter_eps: float = 0.0
+
+
+class Chunk(NamedTuple):
+    """What a step is given: `logits` are its to overwrite with their gradient."""
+
+    rows: slice
+    logits: Tensor  # [C, V]
+    target: Tensor  # [C]
+    temperature: Number
+    ref_logits: Optional[Tensor]  # [C, V], for exact KL
+    ref_logp: Optional[Tensor]  # [C]
+    target_logit: Optional[Tensor]  # [C] fp32, where the logits are of lower precision
+
+
+Step = Callable[[Chunk, bool], PolicyRows]
+
+
+class OnePass(torch.autograd.Function):
+    """Three GEMMs: the gradient is formed in the forward pass, which a scalar loss allows."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, head, step, backward):
+        need = [backward and x for x in ctx.needs_input_grad[:3]]
+        with torch.autocast(hidden.device.type, enabled=False):
+            gradients = Gradients.of(hidden, weight, bias, need)
+            parts, dropped = [], []
+            for chunk, x, w in chunks(hidden, weight, bias, head):
+                out = step(chunk, any(need))
+                parts.append(out)
+                if any(need):
+                    dropped.append(gradients.add(chunk, x, w, out.size, head.filter_eps))
+            vectors = [torch.cat(v) for v in zip(*parts, strict=True)] if parts else _no_rows(hidden)
+        ctx.gradients = gradients
+        share = sum(dropped) / max(len(dropped), 1) + torch.zeros((), device=hidden.device)
+        out = (vectors[0].sum(), *vectors[1:6], share)
+        ctx.mark_non_differentiable(*out[1:])
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_loss, *_):
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "the gradient of this loss was formed in the forward pass and has been used: compute the loss again"
+            )
+        gradients, ctx.gradients = ctx.gradients, None
+        return *gradients.finish(grad_loss), None, None, None
+
+
+class Recompute(torch.autograd.Function):
+    """Four GEMMs: per-token statistics with a true backward for any upstream gradient; the logits are formed again
+    in it.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, head):
+        with torch.autocast(hidden.device.type, enabled=False):
+            states, refs = [], []
+            for c, _, _ in chunks(hidden, weight, bias, head):
+                states.append(
+                    head.rows.row_stats(c.logits, c.target, c.ref_logits, c.temperature, head.softcap, c.target_logit)
+                )
+                refs.append(torch.full_like(states[-1].logp, torch.nan) if c.ref_logp is None else c.ref_logp)
+            state = (
+                RowState(*(torch.cat(v) for v in zip(*states, strict=True)))
+                if states
+                else RowState(*_no_rows(hidden, 8))
+            )
+        ctx.save_for_backward(hidden, weight, bias, *state)
+        ctx.head = head
+        ref_logp = torch.cat(refs) if refs else torch.empty_like(state.logp)
+        ctx.mark_non_differentiable(ref_logp)
+        return state.logp.clone(), state.entropy.clone(), state.kl.clone(), ref_logp
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *upstream):
+        (hidden, weight, bias), state, head = ctx.saved_tensors[:3], RowState(*ctx.saved_tensors[3:]), ctx.head
+        upstream = [torch.zeros_like(state.logp) if g is None else g.contiguous() for g in upstream[:3]]
+        with torch.autocast(hidden.device.type, enabled=False):
+            gradients = Gradients.of(hidden, weight, bias, ctx.needs_input_grad[:3])
+            for c, x, w in chunks(hidden, weight, bias, head._replace(ref_target=False)):
+                part, coefficients = RowState(*(v[c.rows] for v in state)), Coefficients(*(g[c.rows] for g in upstream))
+                head.rows.row_dlogits_(
+                    c.logits, c.target, c.ref_logits, part, coefficients, c.temperature, head.softcap
+                )
+                gradients.add(c, x, w, sum(g.abs() for g in coefficients), head.filter_eps)
+        return *gradients.finish(torch.ones((), device=hidden.device)), None
+
+
+class Gradients(NamedTuple):
+    """dX in hidden's dtype, dW and db in fp32 (fp64 for fp64); what is not needed is None."""
+
+    hidden: Optional[Tensor]
+    weight: Optional[Tensor]
+    bias: Optional[Tensor]
+    dtypes: tuple
+
+    @staticmethod
+    def of(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], need) -> "Gradients":
+        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        zeros = lambda like, dtype: torch.zeros(like.shape, dtype=dtype, device=like.device)
+        dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
+        return Gradients(
+            zeros(hidden, hidden.dtype) if need[0] else None,
+            zeros(weight, wide) if need[1] else None,
+            zeros(bias, wide) if need[2] else None,
+            dtypes,
+        )
+
+    def add(self, chunk: Chunk, x: Tensor, w: Tensor, size: Tensor, filter_eps: float):
+        """Add a chunk's dlogits; returns the share of their absolute sum that the column filter left out."""
+        dx = None if self.hidden is None else self.hidden[chunk.rows]
+        if self.bias is not None:
+            self.bias.add_(chunk.logits.sum(0, dtype=self.bias.dtype))
+        if filter_eps > 0:
+            return accumulate_filtered(chunk.logits, x, w, dx, self.weight, filter_eps * size)
+        if dx is not None:
+            torch.mm(chunk.logits, w, out=dx)
+        if self.weight is not None:
+            add_product_(self.weight, chunk.logits, x)
+        return 0.0
+
+    def finish(self, upstream: Tensor) -> tuple:
+        gradients = zip(self[:3], self.dtypes, strict=True)
+        return tuple(None if g is None else g.mul_(upstream.to(g.dtype)).to(dtype) for g, dtype in gradients)
+
+
+def add_product_(total: Tensor, dz: Tensor, x: Tensor) -> None:
+    """total [V, H] += dz [C, V]^T x [C, H], accumulated in total's dtype."""
+    if dz.dtype == total.dtype:
+        total.addmm_(dz.t(), x)
+    elif dz.is_cuda:
+        torch.addmm(total, dz.t(), x, out_dtype=total.dtype, out=total)
+    else:
+        for part, columns in zip(total.split(_TILE), dz.split(_TILE, dim=1), strict=True):
+            part.add_(torch.mm(columns.t(), x))
+
+
+_TILE = 8192
+"""Vocabulary rows of a low-precision product that a CPU forms before it adds them up in fp32: they stay in cache."""
+
+
+def chunks(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], head: Head):
+    """Yields (Chunk, x [C, H], w [V, H] in hidden's dtype); every chunk's logits live in the same buffer."""
+    x_all, w = hidden.detach(), weight.detach().to(hidden.dtype)
+    ref_w = None if head.ref_weight is None else head.ref_weight.detach().to(head.ref_hidden.dtype)
+    buffer = _buffer(hidden, head.chunk, weight.shape[0])
+    ref_buffer = None if head.ref_hidden is None else _buffer(head.ref_hidden, head.chunk, weight.shape[0])
+    for rows in chunk_slices(hidden.shape[0], head.chunk):
+        x, target = x_all[rows], head.target[rows]
+        temperature = pick(head.temperature, rows)
+        ref, ref_logp = None, None
+        if head.ref_rows or head.ref_target:
+            ref_x = head.ref_hidden[rows].detach()
+            ref = _logits(ref_x, ref_w, None, ref_buffer)
+        if head.ref_target:
+            fine = target_logit(ref_x, ref_w, None, target)
+            ref_logp = head.rows.row_stats(ref, target, None, temperature, head.softcap, fine).logp
+        z = _logits(x, w, bias, buffer)
+        yield (
+            Chunk(
+                rows, z, target, temperature, ref if head.ref_rows else None, ref_logp, target_logit(x, w, bias, target)
+            ),
+            x,
+            w,
+        )
+
+
+def chunk_slices(n: int, size: int) -> list[slice]:
+    """[0, n) in ceil(n / size) slices whose lengths differ by at most 1."""
+    count = -(-n // size)
+    bounds = [n * i // max(count, 1) for i in range(count + 1)]
+    return [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def target_logit(x: Tensor, w: Tensor, bias: Optional[Tensor], target: Tensor) -> Optional[Tensor]:
+    """[R] fp32: the target's logit as its own dot product, free of the rounding of low-precision logits."""
+    if x.dtype in (torch.float32, torch.float64):
+        return None
+    dot = (x.float() * w.index_select(0, target).float()).sum(-1)
+    return dot if bias is None else dot + bias.detach().float().index_select(0, target)
+
+
+def pick(value, index):
+    """Rows of a per-token tensor; scalars, scalar tensors, options and None pass through."""
+    if not isinstance(value, Tensor) or value.dim() == 0 or index is None:
+        return value
+    return value[index]
+
+
+def _logits(x: Tensor, w: Tensor, bias: Optional[Tensor], buffer: Tensor) -> Tensor:
+    z = torch.mm(x, w.t(), out=buffer[: x.shape[0]])
+    return z if bias is None else z.add_(bias.detach().to(z.dtype))
+
+
+def _buffer(hidden: Tensor, chunk: int, v: int) -> Tensor:
+    """[C, V]; on CUDA the row stride is a multiple of 16 elements, so that the kernels load 16 bytes at a time."""
+    stride = -(-v // 16) * 16 if hidden.is_cuda else v
+    return hidden.new_empty(min(chunk, hidden.shape[0]), stride)[:, :v]
+
+
+def _no_rows(hidden: Tensor, count: int = 7) -> list[Tensor]:
+    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    return [
+        torch.zeros(0, dtype=torch.bool if count == 7 and i == 5 else dtype, device=hidden.device) for i in range(count)
+    ]

@@ -1,0 +1,237 @@
+"""Rows of logits in every implementation: the regression table of the field's faults, and hypothesis over shapes
+and values.
+"""
+
+import pytest
+import torch
+from fastsched_kernels import cpu_ops, reference, rows
+from fastsched_kernels.columns import active_columns
+from fastsched_kernels.reference import KL_KINDS, Objective
+from fastsched_kernels.testing import assert_no_worse, poisoned_empty, relative_error, seeded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+IMPLEMENTATIONS = {"pytorch": rows, "cpp": cpu_ops}
+each = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+compiled = pytest.mark.parametrize(
+    "implementation",
+    [v for k, v in IMPLEMENTATIONS.items() if k != "pytorch"],
+    ids=[k for k in IMPLEMENTATIONS if k != "pytorch"],
+)
+INF = float("inf")
+
+
+@pytest.fixture(autouse=True)
+def ops_are_built():
+    assert cpu_ops.load() is None
+
+
+def logits(n, v, dtype=torch.float32, seed=0, scale=2.0):
+    return (torch.randn(n, v, generator=seeded(seed)) * scale).to(dtype)
+
+
+def gradients(implementation, x, target, ref, coefficients, temperature=1.0, softcap=None):
+    """dloss/dlogits of sum(c . (logp, entropy, kl)): ours, and by autograd in fp64 and in x's dtype."""
+    c = rows.Coefficients(*coefficients)
+    state = implementation.row_stats(x, target, ref, temperature, softcap)
+    ours = implementation.row_dlogits_(x.clone(), target, ref, state, c, temperature, softcap)
+    by_autograd = []
+    for dtype in (torch.float64, x.dtype):
+        leaf = x.to(dtype).clone().requires_grad_()
+        s = reference.token_stats(
+            leaf, target, ref_logits=None if ref is None else ref.to(dtype), temperature=temperature, softcap=softcap
+        )
+        loss = (c.logp * s.logp + c.entropy * s.entropy).sum() + (0.0 if ref is None else (c.kl * s.kl).sum())
+        by_autograd.append(torch.autograd.grad(loss, leaf)[0])
+    return state, ours, *by_autograd
+
+
+def check(implementation, x, target, ref=None, **scales):
+    c = torch.randn(3, len(x), generator=seeded(7))
+    with poisoned_empty():
+        state, ours, truth, eager = gradients(implementation, x, target, ref, c, **scales)
+    stats = reference.token_stats(x.double(), target, ref_logits=None if ref is None else ref.double(), **scales)
+    for name in ("logp", "entropy", "kl"):
+        torch.testing.assert_close(
+            getattr(state, name).double(), getattr(stats, name), rtol=1e-5, atol=1e-5, equal_nan=True
+        )
+    for row in range(len(x)):
+        assert_no_worse(ours[row], eager[row], truth[row], f"row {row}")
+    rest = torch.ones_like(x, dtype=torch.bool).scatter_(-1, target[:, None], False)
+    if x.shape[1] > 1 and truth[rest].isfinite().all():
+        assert_no_worse(ours[rest], eager[rest], truth[rest], "all but the target column", factor=2)
+
+
+@each
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("v", [1, 15, 17, 1000, 2049, 32003])
+def test_any_vocabulary_first_and_last_target(implementation, dtype, v):
+    """Spans a row shorter than a vector, tails of a vector and of a block, the target in the tail."""
+    for ref in (None, logits(4, v, dtype, 1)):
+        check(implementation, logits(4, v, dtype), torch.tensor([0, v - 1, v // 2, v - 1]), ref)
+        assert (
+            implementation.row_stats(logits(4, v, dtype), torch.tensor([0, v - 1, v // 2, v - 1]), ref, 1.0, None).logp
+            <= 0
+        ).all()
+
+
+@each
+@pytest.mark.slow
+@pytest.mark.parametrize("v", [50257, 128257, 151936])
+def test_real_vocabularies(implementation, v):
+    check(implementation, logits(3, v), torch.tensor([0, v - 1, v // 3]), logits(3, v, seed=1))
+
+
+@each
+@pytest.mark.parametrize(
+    "where", [slice(0, 2048), slice(2048, 4096), slice(4096, 5000)], ids=["first", "middle", "last"]
+)
+def test_masked_block(implementation, where):
+    x, ref = logits(2, 5000), logits(2, 5000, seed=1)
+    x[:, where] = -INF
+    target = torch.tensor([0 if where.start else 4999, 2047 if where.start else 2048])
+    check(implementation, x, target)
+    check(implementation, x, target, ref)
+    ref[:, where] = -INF
+    check(implementation, x, target, ref)
+
+
+@each
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_empty_row_is_defined(implementation, softcap):
+    x = torch.full((1, 40), -INF) if softcap is None else logits(1, 40)
+    state = implementation.row_stats(x, torch.tensor([3]), None, 1.0, softcap)
+    c = rows.Coefficients(*torch.ones(3, 1))
+    gradient = implementation.row_dlogits_(x.clone(), torch.tensor([3]), None, state, c, 1.0, softcap)
+    assert gradient.isfinite().all()
+    if softcap is None:
+        assert state.logp == -INF and state.entropy == 0 and (gradient == 0).all()
+
+
+@each
+def test_reference_without_support_gives_infinite_kl_and_no_nan(implementation):
+    x, ref = logits(1, 40), logits(1, 40, seed=1)
+    ref[0, 5] = -INF
+    state = implementation.row_stats(x, torch.tensor([3]), ref, 1.0, None)
+    gradient = implementation.row_dlogits_(
+        x.clone(), torch.tensor([3]), ref, state, rows.Coefficients(*torch.ones(3, 1)), 1.0, None
+    )
+    assert state.kl == INF and gradient.isfinite().all()
+
+
+@each
+@pytest.mark.parametrize("offset, ref_offset", [(-200.0, 0.0), (1e4, 1e4), (4096.0, -4096.0), (64.0, -64.0)])
+def test_common_offset_costs_no_precision(implementation, offset, ref_offset):
+    """Offsets that are exact in fp32 on a grid of 1/1024, so that the truth is that of the unshifted rows."""
+    x, ref = ((logits(3, 5000, seed=s) * 1024).round() / 1024 for s in (0, 1))
+    target = torch.tensor([0, 17, 4999])
+    truth = reference.token_stats(x.double(), target, ref_logits=ref.double())
+    state = implementation.row_stats(x + offset, target, ref + ref_offset, 1.0, None)
+    for name in ("logp", "entropy", "kl"):
+        assert (getattr(state, name).double() - getattr(truth, name)).abs().max() < 1e-5, name
+
+
+@each
+@pytest.mark.parametrize(
+    "scales", [{"temperature": 0.3}, {"softcap": 4.0}, {"temperature": torch.tensor([0.3, 1.0, 2.5]), "softcap": 4.0}]
+)
+def test_scales_with_reference(implementation, scales):
+    check(implementation, logits(3, 777), torch.tensor([0, 5, 776]), logits(3, 777, seed=1), **scales)
+
+
+@each
+def test_nan_in_a_row_stays_in_the_row(implementation):
+    x = logits(3, 100)
+    x[1, 50] = torch.nan
+    state = implementation.row_stats(x, torch.zeros(3, dtype=torch.long), None, 1.0, None)
+    assert state.logp.isfinite().tolist() == [True, False, True]
+
+
+def random_objective(n, kl, seed, on_policy, cispo):
+    g = seeded(seed)
+    r = lambda scale=1.0, shift=0.0: torch.randn(n, generator=g) * scale + shift
+    return Objective(
+        advantage=r(),
+        token_weight=r().abs(),
+        old_logp=None if on_policy else r(0.3, -5),
+        ref_logp=r(0.3, -5),
+        kl=kl,
+        kl_coef=r().abs(),
+        entropy_coef=r(),
+        clip_low=r(0.1).abs(),
+        clip_high=r(0.1).abs(),
+        dual_clip=1 + r().abs(),
+        rollout_weight=r().abs(),
+        distill=r(0.1),
+        surrogate="cispo" if cispo else "clip",
+    )
+
+
+@compiled
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 9),
+    v=st.integers(2, 300),
+    kl=st.sampled_from(KL_KINDS),
+    seed=st.integers(0, 1000),
+    on_policy=st.booleans(),
+    cispo=st.booleans(),
+    temperature=st.floats(0.2, 3.0),
+    softcap=st.sampled_from([None, 3.0]),
+    fine=st.booleans(),
+    masked=st.floats(0, 0.9),
+)
+def test_one_launch_equals_the_pytorch_rows(
+    implementation, n, v, kl, seed, on_policy, cispo, temperature, softcap, fine, masked
+):
+    x, ref = logits(n, v, seed=seed), logits(n, v, seed=seed + 1) if kl == "exact" else None
+    target = torch.randint(v, (n,), generator=seeded(seed))
+    x[(torch.rand(n, v, generator=seeded(seed)) < masked).scatter(-1, target[:, None], False)] = -INF
+    o = random_objective(n, kl, seed, on_policy, cispo)
+    z = x.gather(-1, target[:, None]).squeeze(-1) + 0.01 if fine else None
+    mine, theirs = x.clone(), x.clone()
+    out = implementation.policy_rows_(mine, target, ref, o, temperature, softcap, z, True)
+    expected = rows.policy_rows_(theirs, target, ref, o, temperature, softcap, z, True)
+    for name in out._fields:
+        if name == "clipped":
+            assert torch.equal(out.clipped, expected.clipped)
+        else:
+            torch.testing.assert_close(
+                getattr(out, name), getattr(expected, name), rtol=2e-4, atol=2e-5, equal_nan=True, msg=name
+            )
+    assert relative_error(mine, theirs) < 1e-4 or theirs.norm() < 1e-4
+    before = x.clone()
+    only = implementation.policy_rows_(x, target, ref, o, temperature, softcap, z, False)
+    torch.testing.assert_close(only.loss, out.loss)
+    assert torch.equal(x, before) and not torch.equal(x, mine)
+
+
+@compiled
+def test_infinite_kl_with_zero_coefficient_costs_nothing(implementation):
+    x, ref = logits(1, 40), logits(1, 40, seed=1)
+    ref[0, 5] = -INF
+    o = Objective(advantage=1.0, token_weight=1.0, kl="exact", kl_coef=0.0)
+    for module in (implementation, rows):
+        out = module.policy_rows_(x.clone(), torch.tensor([3]), ref, o, 1.0, None, None, True)
+        assert out.loss.isfinite() and out.kl == INF
+
+
+def test_active_columns_in_both_forms():
+    dz = logits(50, 5003, torch.bfloat16) * 1e-3
+    threshold = torch.rand(50, generator=seeded(1)) * 0.02
+    expected = (dz.float().abs() > threshold[:, None]).any(0)
+    assert torch.equal(active_columns(dz, threshold), expected) and 0 < expected.sum() < 5003
+    assert torch.equal(active_columns(dz.double(), threshold), expected)
+    dz[3, 4999] = torch.nan
+    assert active_columns(dz, torch.full((50,), 1e9)).nonzero().tolist() == [[4999]]
+
+
+@compiled
+def test_ops_work_under_fake_tensors_and_refuse_other_dtypes(implementation):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        state = implementation.row_stats(torch.empty(3, 7), torch.zeros(3, dtype=torch.long), None, 1.0, None)
+        assert state.logp.shape == (3,)
+    with pytest.raises(NotImplementedError, match="fp32 or bf16"):
+        implementation.row_stats(torch.zeros(1, 4).half(), torch.tensor([0]), None, 1.0, None)
