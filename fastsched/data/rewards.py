@@ -5,12 +5,14 @@ that hangs is killed with its process, and the pool replaces the process. Every 
 collectives here. The workers are clean processes that start from this module, so it must not import torch or vllm.
 """
 
-import ctypes
+import contextlib
 import math
+import multiprocessing
 import multiprocessing.context
 import os
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import BrokenExecutor, wait
 from dataclasses import dataclass
@@ -26,7 +28,6 @@ from fastsched.data.scorers import load_scorer, run_scorer
 START_LIMIT_S = 120.0  # for starting a worker and importing a user's module
 KILL_SLACK_S = 10.0  # for noticing a hang, killing the process and starting another
 ROUNDS = 3  # times a response is scheduled when the whole pool breaks under it
-PR_SET_PDEATHSIG = 1
 PRELOAD = {"math_verify": ["math_verify"], "task": ["reasoning_gym"]}  # imported once, before the workers fork
 
 
@@ -80,7 +81,7 @@ class RewardPool:
     def __init__(self, cfg: RewardConfig, task: str):
         require(cfg.kind != "task" or task.startswith("reasoning-gym:"),
                 f"reward.kind: `task` needs a task with its own verifier (reasoning-gym:NAME); data.task is {task!r}")
-        self._cfg, self._task = cfg, task
+        self._cfg, self._task, self._closed = cfg, task, False
         self._pool = self._start()
         try:
             problem = self._pool.schedule(loading_problem).result(timeout=START_LIMIT_S)
@@ -99,6 +100,7 @@ class RewardPool:
         self.close()
 
     def close(self) -> None:
+        self._closed = True
         self._pool.stop()
         self._pool.join()
 
@@ -109,12 +111,17 @@ class RewardPool:
                            initargs=(self._cfg.kind, self._task, os.getcwd()))
 
     def score(self, items: Sequence[RewardItem]) -> RewardResult:
-        """Rewards of N responses in the order given; never raises for what a scorer does."""
+        """Rewards of N responses, in order; never raises for what a scorer does. RuntimeError after `close`."""
+        if self._closed:
+            raise RuntimeError("the reward pool is closed")
         found: dict[int, tuple[str, float, str]] = {}
         for _ in range(ROUNDS):
             missing = [i for i in range(len(items)) if i not in found]
             if not missing:
                 break
+            if not self._pool.active:
+                self._pool.join()
+                self._pool = self._start()
             found.update(self._round({i: items[i] for i in missing}))
         lost = ("died", math.nan, "the scoring processes died")
         return collect([found.get(i, lost) for i in range(len(items))])
@@ -122,18 +129,18 @@ class RewardPool:
     def _round(self, items: Mapping[int, RewardItem]) -> dict[int, tuple[str, float, str]]:
         """Outcomes of the items; those are left out that a broken pool took down without a verdict."""
         futures = {}
-        for i, item in items.items():
-            args = (item.prompt, item.text, item.answer, dict(item.meta))
-            futures[i] = self._pool.schedule(score_one, args=args, timeout=self._cfg.timeout_s)
+        with contextlib.suppress(RuntimeError):  # the pool broke before everything was scheduled
+            for i, item in items.items():
+                args = (item.prompt, item.text, item.answer, dict(item.meta))
+                futures[i] = self._pool.schedule(score_one, args=args, timeout=self._cfg.timeout_s)
         limit = START_LIMIT_S + math.ceil(len(items) / self._cfg.workers) * (self._cfg.timeout_s + KILL_SLACK_S)
         end = time.monotonic() + limit
         stuck = set(futures.values())
         while stuck and self._pool.active and time.monotonic() < end:
             stuck = wait(stuck, timeout=1.0).not_done
+        if stuck:
+            self._pool.stop()
         outcomes = {i: self._outcome(future) for i, future in futures.items() if future not in stuck}
-        if stuck or not self._pool.active:
-            self.close()
-            self._pool = self._start()
         return {i: outcome for i, outcome in outcomes.items() if outcome is not None}
 
     def _outcome(self, future) -> Optional[tuple[str, float, str]]:
@@ -169,13 +176,17 @@ class Worker:
 def start_worker(kind: str, task: str, directory: str) -> None:
     """Prepare a worker: it dies at once when told to or when the trainer is gone, and finds the user's modules."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=end_with_trainer, daemon=True).start()
     sys.path.insert(0, directory)
     try:
         Worker.scorer = load_scorer(kind, task)
     except BaseException as error:  # the user's module: whatever it raises becomes the message of a ConfigError
         Worker.problem = f"{type(error).__name__}: {error}"
+
+
+def end_with_trainer() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def loading_problem() -> str:

@@ -1,0 +1,66 @@
+import json
+from decimal import Decimal
+
+import pytest
+
+from fastsched.data.scorers import exact_number, last_number, load_scorer, math_verify, run_scorer
+from fastsched.data.tasks import reasoning_gym_rows
+
+
+@pytest.mark.parametrize("text, number", [
+    ("12", "12"), ("12.", "12"), ("112", "112"), ("it is 1,234,567.", "1234567"), ("1,2", "2"), ("12,3456", "3456"),
+    ("3 - 5 = -2", "-2"), ("3-5", "5"), ("x=-5", "-5"), ("(2)-5", "5"), ("minus \u22127", "-7"), ("- 5", "5"),
+    ("3.50", "3.5"), (".5", "0.5"), ("-0.5.", "-0.5"), ("1e3", "1000"), ("2e", "2"), ("$\\boxed{12}$", "12"),
+    ("12 apples", "12"), ("$5", "5"), ("50%", "50"), ("3/4", "4"), ("007", "7"), ("first 4, then 9, so 13", "13"),
+    ("**7**", "7"), ("9" * 400, "9" * 400), ("no number", None), ("", None), (".", None), ("-", None),
+])
+def test_last_number(text, number):
+    assert last_number(text) == (None if number is None else Decimal(number))
+
+
+@pytest.mark.parametrize("response, answer, reward", [
+    ("12", "12", 1.0), ("The answer is 12.", "12", 1.0), ("112", "12", 0.0), ("12 or 13", "12", 0.0),
+    ("13 or 12", "12", 1.0), ("12.0", "12", 1.0), ("12.0000000000000000000001", "12", 0.0), ("1,234", "1234", 1.0),
+    ("-2", "2", 0.0), ("", "12", 0.0),
+    ("1234", "6 * 200 + 34 = 1,234 #### 1,234", 1.0),
+])
+def test_exact_number(response, answer, reward):
+    assert exact_number("", response, answer, {}) == reward
+
+
+def test_exact_number_refuses_an_answer_without_a_number():
+    with pytest.raises(ValueError, match="'many' holds no number"):
+        exact_number("", "12", "many", {})
+
+
+@pytest.mark.parametrize("response, answer, reward", [
+    ("so it is $\\frac{1}{2}$", "0.5", 1.0), ("0.5", "1/2", 1.0), ("\\boxed{\\frac{9}{7}}", "\\dfrac{9}{7}", 1.0),
+    ("$3$", "3\\sqrt{2}", 0.0),  # read without delimiters, the answer would be 3
+    ("$3\\sqrt{2}$", "3\\sqrt{2}", 1.0), ("$x^2+1$", "x^2+1", 1.0), ("12", "13", 0.0), ("I do not know", "13", 0.0),
+    ("it is $[2,5)$", "[2,5)", 1.0), ("$1/2^{98}$", "$1/2^{99}$", 1.0),  # the last is wrong: math-verify 0.9.0 rounds
+])
+def test_math_verify(response, answer, reward):
+    assert math_verify("", response, answer, {}) == reward
+
+
+def test_math_verify_refuses_an_answer_it_cannot_read():
+    with pytest.raises(ValueError, match="no expression"):
+        math_verify("", "12", "", {})
+
+
+def test_reasoning_gym_verifier_reads_the_last_answer_tag_or_everything():
+    rows = reasoning_gym_rows("chain_sum", 1, seed=0)
+    score = load_scorer("task", "reasoning-gym:chain_sum")
+    answer, meta = rows.answer[0], json.loads(rows.meta[0])
+    said = (answer, f"<answer>0.5</answer> no: <answer> {answer} </answer>", f"<answer>0.5</answer> {answer}")
+    plain, last_tag, wrong_tag = (score(prompt="", response=text, answer=answer, meta=meta) for text in said)
+    assert plain == last_tag == 1.0 > wrong_tag
+
+
+@pytest.mark.parametrize("value, kind", [(None, "none"), (float("nan"), "nonfinite"), (float("-inf"), "nonfinite"),
+                                         ("word", "raised"), (True, "ok"), (0.25, "ok")])
+def test_run_scorer_names_what_came_back(value, kind):
+    found, reward, message = run_scorer(lambda prompt, response, answer, meta: value, "", "", "", {})
+    assert found == kind
+    assert (reward == value) == (kind == "ok")
+    assert bool(message) == (kind != "ok")
