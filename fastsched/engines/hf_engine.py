@@ -28,7 +28,7 @@ class TransformersRollout:
         self._failed_version: int | None = None
         self._max_rows = cfg.max_num_seqs
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._stop_token_ids = torch.tensor(sorted(stop_token_ids), device=self._device)
+        self._stop_token_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.long, device=self._device)
         self._shapes = expected_shapes(model_path)
         self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=self.dtype).to(self._device).eval()
 

@@ -16,6 +16,9 @@ from fastsched.engines.rollout import check_request, require_usable, response_se
 from fastsched.engines.weights import checked, energy, expected_shapes, layer_group, probe
 from fastsched.types import Prompt, Response, Sampling
 
+CPU_BLOCK = 32  # the smallest that vLLM's CPU attention takes: the G responses of a prompt share its full blocks
+CPU_BATCH_TOKENS = 8192
+
 
 class VllmRollout:
     """`RolloutEngine` on vLLM; see there for the contract.
@@ -144,6 +147,9 @@ def _start(model_path: str | Path, cfg: RolloutConfig, dtype: str, max_model_len
             model=str(model_path), dtype=dtype, seed=seed, max_model_len=max_model_len, max_num_seqs=cfg.max_num_seqs,
             tensor_parallel_size=1, distributed_executor_backend="external_launcher" if launched else None,
             enforce_eager=on_cpu, kv_cache_memory_bytes=int(cfg.kv_cache_gb * 2**30) if on_cpu else None,
+            block_size=CPU_BLOCK if on_cpu else None,
+            # A prompt cut in two rewinds the generator of a seeded request, which CPU generators cannot.
+            enable_chunked_prefill=not on_cpu, max_num_batched_tokens=max(CPU_BATCH_TOKENS, max_model_len) if on_cpu else None,
             gpu_memory_utilization=cfg.gpu_memory_utilization, skip_tokenizer_init=True, generation_config="vllm",
             logprobs_mode="processed_logprobs", enable_prefix_caching=True, use_tqdm_on_load=False,
         )
@@ -164,7 +170,7 @@ def _process_state_kept():
 
 def _torch_random_state_kept():
     """vLLM's CPU sampler draws from torch's global generator even where every request is seeded."""
-    return torch.random.fork_rng()
+    return torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else [])
 
 
 @torch.no_grad()

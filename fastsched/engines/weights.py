@@ -84,7 +84,7 @@ def layer_fingerprints(named: NamedTensors, dtype: torch.dtype) -> dict[str, flo
         weight = tensor.detach().to(dtype).float()
         image = weight @ probe(weight.shape[1], weight.device, weight.dtype) if weight.ndim == 2 else weight
         prints[layer_group(name)] += energy(image)
-        if name.endswith("embed_tokens.weight"):
+        if name.endswith(("embed_tokens.weight", "wte.weight")):
             prints["tied head"] = energy(image)
     tied_head = prints.pop("tied head", None)
     if tied_head is not None:

@@ -4,7 +4,9 @@ generate KIND FOLDER OUT     a fresh engine samples the batch of `batch()` into 
 ranks FOLDER                 under torchrun: one vLLM engine a rank beside a gloo group, twice in a row
 """
 
+import random
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from fastsched.config import RolloutConfig
 from fastsched.engines.rollout import open_rollout
 from fastsched.types import Prompt, Sampling
 
+WORKER = Path(__file__)
 STOP = tuple(range(20, 36))
 
 
@@ -36,6 +39,18 @@ def open_engine(kind: str, folder, dtype: str | None = None):
 def packed(responses) -> dict[str, np.ndarray]:
     return {"tokens": np.concatenate([r.token_ids for r in responses]),
             "logp": np.concatenate([r.logp for r in responses])}
+
+
+def process_state() -> dict[str, object]:
+    return {"threads": torch.get_num_threads(), "set_num_threads": torch.set_num_threads, "python": random.getstate(),
+            "numpy": np.random.get_state()[1].tolist(), "torch": torch.get_rng_state().tolist()}
+
+
+@torch.no_grad()
+def shaken(model, scale: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
 def generate(kind: str, folder: str, out: str) -> None:

@@ -1,7 +1,6 @@
 """One contract, every rollout engine, tied and untied embeddings, against a transformers fp32 forward."""
 
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,24 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from rollout_worker import STOP, batch, learner_logp, open_engine, packed, prompt
+from rollout_worker import STOP, WORKER, batch, learner_logp, open_engine, packed, process_state, prompt, shaken
 from transformers import AutoModelForCausalLM
 
 from fastsched.config import ConfigError
-from fastsched.engines.rollout import RolloutEngine, check_sync, response_seed
+from fastsched.engines.rollout import RolloutEngine, check_sync
 from fastsched.engines.tiny import random_tiny
-from fastsched.engines.vllm_engine import sampled_logp
-from fastsched.engines.weights import (
-    SyncError,
-    checked,
-    expected_shapes,
-    first_difference,
-    layer_fingerprints,
-    layer_group,
-)
+from fastsched.engines.weights import SyncError, first_difference, layer_fingerprints, layer_group
 from fastsched.types import Sampling
-
-WORKER = Path(__file__).with_name("rollout_worker.py")
 
 
 class Setup(NamedTuple):
@@ -38,11 +27,6 @@ class Setup(NamedTuple):
     engine: RolloutEngine
     model: torch.nn.Module  # the learner, at the weights of `folder`
     kept: dict[str, bool]  # what of the process's state survived construction
-
-
-def process_state() -> dict[str, object]:
-    return {"threads": torch.get_num_threads(), "set_num_threads": torch.set_num_threads, "python": random.getstate(),
-            "numpy": np.random.get_state()[1].tolist(), "torch": torch.get_rng_state().tolist()}
 
 
 @pytest.fixture(scope="module", params=["vllm-tied", "vllm-untied", "transformers-tied", "transformers-untied"])
@@ -64,13 +48,6 @@ def setup(opened):
     """At the weights on disk."""
     opened.engine.load_weights(opened.model.named_parameters(), 0)
     return opened
-
-
-@torch.no_grad()
-def shaken(model, scale: float) -> None:
-    generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
 def expected_logp(setup, response, temperature: float = 1.0) -> np.ndarray:
@@ -182,23 +159,9 @@ def test_cached_prefixes_do_not_outlive_the_weights(setup):
     assert {r.weight_version for r in responses} == {7}
 
 
-@pytest.mark.parametrize("sampling, seeds, message", [
-    (Sampling(2, 60), [1, 2], "row 2: 140 prompt tokens and 60 new"),
-    (Sampling(2, 4), [1], "2 prompts but 1 seeds"),
-    (Sampling(2, 4), [1, -1], "seeds must not be negative"),
-    (Sampling(2, 4, temperature=0.005), [1, 2], "sampling.temperature: 0.005"),
-    (Sampling(2, 4, top_p=0.0), [1, 2], "sampling.top_p"),
-    (Sampling(2, 4, top_k=0), [1, 2], "sampling.top_k"),
-    (Sampling(0, 4), [1, 2], "must be positive"),
-])
-def test_a_batch_that_cannot_run_is_refused(setup, sampling, seeds, message):
-    with pytest.raises(ConfigError, match=message):
-        setup.engine.generate([prompt(0, 5), prompt(2, 140)], sampling, seeds)
-
-
-def test_empty_prompt_and_unscorable_lengths_are_refused(setup):
-    with pytest.raises(ConfigError, match="row 4: the prompt is empty"):
-        setup.engine.generate([prompt(4, 0)], Sampling(1, 4), [1])
+def test_what_does_not_fit_is_refused_by_name(setup):
+    with pytest.raises(ConfigError, match="row 2: 140 prompt tokens and 60 new"):
+        setup.engine.generate([prompt(0, 5), prompt(2, 140)], Sampling(2, 60), [1, 2])
     for length in (1, 192):
         with pytest.raises(ConfigError, match=f"score: {length} tokens"):
             setup.engine.score(prompt(0, length).token_ids)
@@ -208,24 +171,6 @@ def test_the_longest_sequence_that_fits_runs(setup):
     response, = setup.engine.generate([prompt(8, 191)], Sampling(1, 1), [1])
     ids = response.prompt_ids + response.token_ids
     assert len(ids) == 192 and check_sync(setup.engine, ids, learner_logp(setup.model, ids), 1e-4, 0, dict).max <= 1e-4
-
-
-def by_name(weights, name: str, value) -> list:
-    return [(n, value if n.endswith(name) else t) for n, t in weights]
-
-
-@pytest.mark.parametrize("spoil, message", [
-    (lambda weights: weights[:-1], "1 of .* parameters never came"),
-    (lambda weights: [*weights, ("model.extra.weight", torch.ones(2))], "no parameter 'model.extra.weight'"),
-    (lambda weights: by_name(weights, "layers.1.mlp.up_proj.weight", torch.ones(2, 2)), "up_proj.weight has shape"),
-])
-def test_wrong_weights_are_refused(spoil, message, tmp_path):
-    folder = random_tiny(tmp_path, tied=True)
-    shapes = expected_shapes(folder)
-    weights = [(name, torch.zeros(shape)) for name, shape in shapes.items()]
-    assert len(list(checked([*weights, ("lm_head.weight", torch.ones(2))], shapes, torch.float32))) == len(shapes)
-    with pytest.raises(SyncError, match=message):
-        list(checked(spoil(weights), shapes, torch.float32))
 
 
 def test_weights_may_be_freed_once_the_next_is_asked_for(setup):
@@ -348,23 +293,3 @@ def test_bfloat16_sampler_beside_a_float32_learner(opened):
     assert first_difference(prints, engine.layer_fingerprints(), torch.bfloat16) is None
     assert 1e-5 < check_sync(engine, ids, learner_logp(opened.model, ids), 0.2, 1, lambda: prints).mean
     engine.close()
-
-
-def test_two_gloo_ranks_have_one_engine_each_and_keep_their_group(tmp_path):
-    folder = random_tiny(tmp_path / "model", tied=True, seed=0)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    result = subprocess.run([*command, WORKER, "ranks", folder], env=os.environ | {"OMP_NUM_THREADS": "1"},
-                            capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.count("rank 0 error") == 2 and result.stdout.count("rank 1 error") == 2
-
-
-def test_a_logp_that_vllm_did_not_give_is_nan():
-    entry = lambda value: SimpleNamespace(logprob=value)
-    logp = sampled_logp([4, 5, 6, 7], [{4: entry(-0.1)}, None, {6: entry(None)}, {9: entry(-0.2)}])
-    np.testing.assert_array_equal(logp, np.array([-0.1, np.nan, np.nan, np.nan], np.float32))
-
-
-def test_response_seeds_do_not_collide_between_neighbouring_prompts():
-    seeds = {response_seed(seed, g) for seed in range(64) for g in range(64)}
-    assert len(seeds) == 64 * 64 and min(seeds) >= 0 and max(seeds) < 2**63
