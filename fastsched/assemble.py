@@ -74,7 +74,8 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
         tokenizer = load_tokenizer(model_path, cfg.model)
     with log.phase("loading and checking the dataset"):
         train_set, heldout = load_data(cfg.data, tokenizer, cfg.train.seed, cfg.train.prompts_per_step)
-        _report_data(log, train_set, heldout)
+    for line in data_lines(train_set, heldout):
+        log.note(line)
     with log.phase("starting the reward workers"):
         rewards = RewardPool(cfg.reward, cfg.data.task)
     with log.phase("starting the learner"):
@@ -92,8 +93,10 @@ def _learner(cfg: Config, run_dir: Path, model_path: Path) -> Learner:
     return Learner(DeepSpeedLearner(load_policy(model_path, cfg.model), cfg.learner, cfg.model), cfg, run_dir)
 
 
-def _report_data(log: RunLog, train_set: PromptSet, heldout: PromptSet) -> None:
-    log.note(f"data: {len(train_set):,} training prompts, {len(heldout):,} held out")
-    for reason, rows in train_set.report.items():
-        if rows:
-            log.warn(f"data: {reason}: {len(rows)} rows, first {rows[:5]}")
+def data_lines(train_set: PromptSet, heldout: PromptSet) -> list[str]:
+    """What was loaded, and what was dropped by policy with source row numbers."""
+    per_bin = ", ".join(f"{n:,}" for n in train_set.report["train_per_bin"])
+    lines = [f"data: {len(train_set):,} training prompts ({per_bin} by bin), {len(heldout):,} held out, longest {train_set.longest} tokens"]
+    for reason, found in train_set.report["dropped"].items():
+        lines.append(f"data: dropped {found['count']} rows: {reason}; rows {found['rows'][:5]}")
+    return lines + ([f"data: {train_set.report['bins']}"] if "bins" in train_set.report else [])

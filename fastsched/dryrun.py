@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from fastsched.arguments import config_to_yaml
-from fastsched.assemble import prepare_model
+from fastsched.assemble import data_lines, prepare_model
 from fastsched.config import Config, require
-from fastsched.data.datasets import PromptSet, load_prompts, require_batch
+from fastsched.data.datasets import load_prompts, require_batch
 from fastsched.engines.models import load_tokenizer
 from fastsched.engines.shape import folder_shape, hub_tokenizer
 
@@ -40,17 +40,13 @@ def _batch(cfg: Config, world: int) -> list[str]:
 
 
 def _data(cfg: Config) -> list[str]:
+    """Every row of the dataset is rendered, tokenised and checked."""
     tokenizer = _tokenizer(cfg)
     if tokenizer is None:
         return [f"data: the tokenizer of {cfg.model.name} cannot be read here (no hub), so prompt lengths are not checked; run --dry-run again where it can"]
     train_set, heldout = load_prompts(cfg.data, tokenizer, cfg.train.seed)
     require_batch(train_set, cfg.train.prompts_per_step)
-    return [f"data: {len(train_set):,} training prompts, {len(heldout):,} held out, {int(train_set.bins.max()) + 1} bins; "
-            f"longest prompt {train_set.longest} tokens, limit {cfg.data.max_prompt_tokens}", *_drops(train_set)]
-
-
-def _drops(train_set: PromptSet) -> list[str]:
-    return [f"      {reason}: {len(rows)} rows, first {rows[:5]}" for reason, rows in train_set.report.items() if rows]
+    return [*data_lines(train_set, heldout), f"      limit {cfg.data.max_prompt_tokens} tokens a prompt: every row fits or was dropped by policy"]
 
 
 def _is_local(cfg: Config) -> bool:
@@ -79,8 +75,11 @@ def _memory(cfg: Config, world: int) -> list[str]:
         "activations": tokens * shape.layers * per_token_layer,
         "logits of one chunk": chunk * shape.vocab * width * (2 if cfg.learner.kl == "exact" else 1) + shape.vocab * shape.hidden * 4,
         "sampler weights": n * rollout_width,
-        "sampler cache": cfg.rollout.max_num_seqs * (cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens) * shape.layers * 2 * shape.kv_width * rollout_width,
     }
+    cache = (cfg.rollout.max_num_seqs * (cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens) * shape.layers * 2
+             * shape.kv_width * rollout_width)
     lines = [f"memory on each of {world} ranks, estimated for {n / 1e6:,.0f} M parameters (ZeRO-{stage}):"]
     lines += [f"  {name:<24} {size / GIB:7.2f} GiB" for name, size in parts.items()]
-    return lines + [f"  {'together':<24} {sum(parts.values()) / GIB:7.2f} GiB (the sampler cache is what {cfg.rollout.max_num_seqs} full sequences need)"]
+    lines.append(f"  {'together':<24} {sum(parts.values()) / GIB:7.2f} GiB")
+    return lines + [f"  {'beside it, sampler cache':<24} {cache / GIB:7.2f} GiB would hold {cfg.rollout.max_num_seqs} full sequences; "
+                    f"it gets {cfg.rollout.kv_cache_gb} GiB on a CPU, what rollout.gpu_memory_utilization leaves on a GPU"]

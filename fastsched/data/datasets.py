@@ -16,6 +16,7 @@ from typing import Any, Mapping, Optional
 
 import datasets
 import numpy as np
+import pyarrow.compute as pc
 from filelock import FileLock
 
 from fastsched.config import DataConfig, require
@@ -39,6 +40,11 @@ class PromptSet:
 
     def __len__(self) -> int:
         return len(self.bins)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return pc.max(pc.list_value_length(self.rows.with_format("arrow")["token_ids"][:])).as_py()
 
     def prompt(self, row: int) -> Prompt:
         """The prompt of one row; IndexError outside 0..N-1."""

@@ -23,6 +23,7 @@ def folder_shape(path: Path, trust_remote_code: bool) -> ModelShape:
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     with init_empty_weights():
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    model.tie_weights()
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelShape(model.num_parameters(), config.num_hidden_layers, config.hidden_size, config.vocab_size,
                       config.num_key_value_heads * head)
