@@ -57,6 +57,13 @@ def answer_problem(answer: Any) -> str:
     return "" if isinstance(answer, (str, int, float)) else f"answer is a {type(answer).__name__}, not text or a number"
 
 
+def answer_text(answer: Any) -> str:
+    """The answer as text; whole numbers without a fraction, which Arrow adds where other rows of the column have one."""
+    if isinstance(answer, float) and answer.is_integer():
+        return str(int(answer))
+    return "" if answer is None else str(answer)
+
+
 def difficulty_problem(value: Any) -> str:
     number = isinstance(value, (int, float)) and math.isfinite(value)
     return "" if number else f"difficulty is {value!r}, not a finite number"
@@ -134,7 +141,7 @@ class Encoder:
         return {
             "token_ids": token_ids,
             "text": ["" if problem else shown(prompt) for prompt, problem in zip(prompts, problems, strict=True)],
-            "answer": ["" if answer is None else str(answer) for answer in answers],
+            "answer": [answer_text(answer) for answer in answers],
             "difficulty": [0.0 if problem else float(d) for d, problem in zip(difficulties, problems, strict=True)],
             "meta": batch[self.columns.meta] if self.columns.meta else self._other_columns(batch, count),
             "source_row": rows,

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from fastsched.config import ConfigError, DataConfig, require
@@ -41,7 +42,7 @@ def open_file(cfg: DataConfig, path: Path, cache: Path) -> datasets.Dataset:
     try:
         return datasets.load_dataset(FORMATS[path.suffix], data_files=str(path), split=cfg.split,
                                      cache_dir=str(cache / "sources"))
-    except DatasetGenerationError as error:
+    except (DatasetGenerationError, pa.ArrowInvalid) as error:
         if path.suffix == ".jsonl":
             find_broken_line(path)
         cause = error.__cause__ or error
