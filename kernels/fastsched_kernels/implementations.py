@@ -1,46 +1,57 @@
-"""Which code computes the rows: C++ on the CPU, else the PyTorch formulas. Chosen by device and dtype, named in
-every log.
+"""Which code computes the rows: Triton on CUDA, C++ on the CPU, else the PyTorch formulas.
+
+Chosen by device and dtype, never silently: `implementation` names the choice and its reason for the log.
 """
 
+from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Optional, Union
 
 import torch
 
-from fastsched_kernels import cpu_ops, rows
+from fastsched_kernels import cpu_ops
 
-NAMES = {"pytorch": rows, "cpp": cpu_ops}
+MODULES = {"triton": "triton_rows", "cpp": "cpu_ops", "pytorch": "rows"}
 
 
 def choose(device: torch.device, dtype: torch.dtype, name: Optional[str] = None) -> ModuleType:
-    """The module with row_stats, row_dlogits_ and policy_rows_; `name` insists on one and raises where it cannot
-    run.
+    """The module with row_stats, row_dlogits_ and policy_rows_.
+
+    `name` insists on an implementation: ValueError if there is none of that name, NotImplementedError if it cannot run.
     """
-    if name is None:
-        return NAMES[_pick(device, dtype)[0]]
-    if name not in NAMES:
-        raise ValueError(f"implementation={name!r} is none of {', '.join(NAMES)}")
-    if name == "cpp" and (reason := _cpp_lacks(device, dtype)):
-        raise NotImplementedError(f"implementation='cpp': {reason}")
-    return NAMES[name]
+    if name is not None and name not in MODULES:
+        raise ValueError(f"implementation={name!r} is none of {', '.join(MODULES)}")
+    if name is not None and (reason := _lacks(name, device, dtype)):
+        raise NotImplementedError(f"implementation={name!r}: {reason}")
+    return import_module(f"fastsched_kernels.{MODULES[name or _pick(device, dtype)[0]]}")
 
 
 def implementation(device: Union[str, torch.device] = "cpu", dtype: torch.dtype = torch.float32) -> str:
-    """What will compute rows of this dtype on this device, for the log: its name and, if it is not the compiled
-    one, why.
-    """
+    """What will compute rows of this dtype on this device, for the log; if it is PyTorch, also why."""
     name, note = _pick(torch.device(device), dtype)
     return f"{name} ({note})" if note else name
 
 
 def _pick(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    reason = _cpp_lacks(device, dtype)
-    return ("pytorch", reason) if reason else ("cpp", torch.ops.fastsched_kernels.capability())
+    fast = "cpp" if device.type == "cpu" else "triton"
+    if reason := _lacks(fast, device, dtype):
+        return "pytorch", reason
+    return fast, torch.ops.fastsched_kernels.capability() if fast == "cpp" else ""
 
 
-def _cpp_lacks(device: torch.device, dtype: torch.dtype) -> Optional[str]:
-    if device.type != "cpu":
-        return f"no C++ kernels for {device.type}"
-    if dtype not in (torch.float32, torch.bfloat16):
-        return f"no C++ kernels for {dtype}"
-    return cpu_ops.load()
+def _lacks(name: str, device: torch.device, dtype: torch.dtype) -> Optional[str]:
+    """Why an implementation cannot run here; None if it can."""
+    if name == "pytorch":
+        return None
+    if name == "cpp":
+        if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+            return f"no C++ kernels for {dtype} on {device.type}"
+        return cpu_ops.load()
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"no Triton kernels for {dtype}"
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    if device.type != "cuda" and not import_module("fastsched_kernels.policy_loss").INTERPRETED:
+        return f"Triton runs on {device.type} under TRITON_INTERPRET=1 only"
+    return None

@@ -27,7 +27,7 @@ def test_option_matches_autograd_and_changes_the_result(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("implementation", ["pytorch", "cpp"])
+@pytest.mark.parametrize("implementation", ["pytorch", "cpp", "triton"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_no_worse_than_pytorch_in_the_same_dtype(dtype, implementation, name):
     """Every option in every implementation: outputs and gradients, NaN-poisoned buffers, a tail in every vector
@@ -181,8 +181,8 @@ def test_stats_match_the_reference():
         ({"level": "sequence"}, ValueError, "needs the sequence"),
         ({"level": "paragraph"}, ValueError, "none of token, sequence"),
         ({"compute": "later"}, ValueError, "none of auto"),
-        ({"implementation": "fortran"}, ValueError, "none of pytorch"),
-        ({"implementation": "cpp"}, NotImplementedError, "no C\\+\\+ kernels for torch.float64"),
+        ({"implementation": "fortran"}, ValueError, "none of triton, cpp, pytorch"),
+        ({"implementation": "cpp"}, NotImplementedError, "no C\\+\\+ kernels for torch.float64 on cpu"),
     ],
 )
 def test_bad_input_is_named(options, error, words):

@@ -2,16 +2,20 @@
 and values.
 """
 
+import inspect
+import re
+
 import pytest
 import torch
-from fastsched_kernels import cpu_ops, reference, rows
+from fastsched_kernels import cpu_ops, policy_loss, reference, rows, token_stats, triton_rows
 from fastsched_kernels.columns import active_columns
 from fastsched_kernels.reference import KL_KINDS, Objective
 from fastsched_kernels.testing import assert_no_worse, poisoned_empty, relative_error, seeded
+from fastsched_kernels.token_stats import block_size, merge_shards, shard_states, splits, target_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-IMPLEMENTATIONS = {"pytorch": rows, "cpp": cpu_ops}
+IMPLEMENTATIONS = {"pytorch": rows, "cpp": cpu_ops, "triton": triton_rows}
 each = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 compiled = pytest.mark.parametrize(
     "implementation",
@@ -226,12 +230,59 @@ def test_active_columns_in_both_forms():
     assert active_columns(dz, torch.full((50,), 1e9)).nonzero().tolist() == [[4999]]
 
 
-@compiled
-def test_ops_work_under_fake_tensors_and_refuse_other_dtypes(implementation):
+def test_ops_work_under_fake_tensors_and_refuse_other_dtypes():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        state = implementation.row_stats(torch.empty(3, 7), torch.zeros(3, dtype=torch.long), None, 1.0, None)
+        state = cpu_ops.row_stats(torch.empty(3, 7), torch.zeros(3, dtype=torch.long), None, 1.0, None)
         assert state.logp.shape == (3,)
     with pytest.raises(NotImplementedError, match="fp32 or bf16"):
-        implementation.row_stats(torch.zeros(1, 4).half(), torch.tensor([0]), None, 1.0, None)
+        cpu_ops.row_stats(torch.zeros(1, 4).half(), torch.tensor([0]), None, 1.0, None)
+
+
+@each
+def test_offsets_beyond_two_to_the_31_elements(implementation):
+    """Two rows of a buffer whose second one starts past 2^31 elements; untouched pages cost no memory."""
+    n = 2**31 + 4096
+    buffer = torch.empty(n + 300, dtype=torch.bfloat16).as_strided((2, 300), (n, 1))
+    buffer.copy_(logits(2, 300, torch.bfloat16))
+    target, o = torch.tensor([0, 299]), Objective(advantage=1.0, token_weight=1.0)
+    far = implementation.policy_rows_(buffer, target, None, o, 1.0, None, None, True)
+    near_buffer = logits(2, 300, torch.bfloat16)
+    near = implementation.policy_rows_(near_buffer, target, None, o, 1.0, None, None, True)
+    torch.testing.assert_close(far.loss, near.loss)
+    assert torch.equal(buffer.contiguous(), near_buffer)
+
+
+def test_more_rows_than_a_grid_dimension():
+    """Rows lie on the first grid axis, which holds 2^31 - 1 programs; the C++ rows have no grid."""
+    n = 65_537
+    x, target = logits(1, 3).expand(n, 3), torch.zeros(n, dtype=torch.long)
+    state = cpu_ops.row_stats(x, target, None, 1.0, None)
+    assert state.logp.unique().numel() == 1 and len(state.logp) == n
+    sources = [inspect.getsource(module) for module in (policy_loss, token_stats)]
+    assert all(re.findall(r"_kernel\[\((\w+),", source).count("n") == source.count("_kernel[(") for source in sources)
+    assert all(
+        "row" not in line or "program_id(0)" in line
+        for s in sources
+        for line in s.splitlines()
+        if "program_id(" in line
+    )
+
+
+def test_vocabulary_shards_of_two_ranks_merge_to_the_whole():
+    x, ref, target = logits(5, 1000), logits(5, 1000, seed=1), torch.tensor([0, 499, 500, 999, 700])
+    x[2, :500] = -INF
+    parts = [
+        shard_states(x[:, s].contiguous(), ref[:, s].contiguous(), 0.7, None) for s in (slice(0, 500), slice(500, 1000))
+    ]
+    merged = merge_shards(torch.cat(parts, 1), target_logits(x, target, 0.7, None), True)
+    torch.testing.assert_close(merged, rows.row_stats(x, target, ref, 0.7, None), rtol=1e-5, atol=1e-5)
+
+
+def test_few_rows_are_split_over_the_vocabulary():
+    assert shard_states(logits(2, 40_000), None, 1.0, None).shape == (2, 5, 6)
+    for n, v in ((1, 151936), (100, 151936), (264, 50257), (4096, 151936), (3, 17)):
+        block = block_size(v)
+        count, size = splits(n, v, block)
+        assert (count - 1) * size < v <= count * size and size % block == 0 and (n < 264 or count == 1)

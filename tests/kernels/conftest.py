@@ -1,0 +1,19 @@
+"""Without a GPU the Triton kernels run under Triton's interpreter: when they are defined and while these tests run."""
+
+import os
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+INTERPRET = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+
+with patch.dict(os.environ, INTERPRET):
+    import fastsched_kernels.triton_rows  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def interpreter():
+    with patch.dict(os.environ, INTERPRET), np.errstate(all="ignore"):
+        yield
