@@ -136,7 +136,7 @@ def load_policy(path: Path, cfg: ModelConfig) -> nn.Module:
 
 
 def load_tokenizer(path: Path, cfg: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer in `path`; one without a pad token pads with its end token (padding is masked by length, not id)."""
+    """The tokenizer in `path`; one without a pad token pads with its end token (masked by length, not id)."""
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=cfg.trust_remote_code)
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"model.name: the tokenizer in {path} has no eos token, so no response could ever end; "
@@ -165,7 +165,7 @@ def backbone_and_head(model: nn.Module) -> Split:
     config = model.config.get_text_config()
     for key in ("logit_scale", "logits_scaling", "lm_head_multiplier"):
         if getattr(config, key, None) not in (None, 1, 1.0):
-            raise ConfigError(f"model.name: {config.model_type} scales its logits ({key}); the loss does not support it")
+            raise ConfigError(f"model.name: {config.model_type} scales its logits ({key}), which no loss supports")
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise ConfigError(f"model.name: the head of {config.model_type} is a {type(head).__name__}, not a linear layer")
