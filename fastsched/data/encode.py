@@ -58,7 +58,7 @@ def answer_problem(answer: Any) -> str:
 
 
 def answer_text(answer: Any) -> str:
-    """The answer as text; whole numbers without a fraction, which Arrow adds where other rows of the column have one."""
+    """The answer as text; whole numbers without the ".0" that Arrow adds where other rows have fractions."""
     if isinstance(answer, float) and answer.is_integer():
         return str(int(answer))
     return "" if answer is None else str(answer)

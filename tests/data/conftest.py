@@ -4,6 +4,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from fastsched.config import DataConfig
+from fastsched.data.datasets import load_prompts
+
 CHAT = ("{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}")
 SPECIAL = ["<|end|>", "<|user|>", "<|system|>", "<|assistant|>", "<|bos|>"]
@@ -45,3 +48,11 @@ def write_jsonl(tmp_path):
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def load(tmp_path, tokenizer):
+    def call(tok=tokenizer, seed=0, **options):
+        return load_prompts(DataConfig(**{"size": 200, "eval_per_bin": 4, **options}), tok, seed, tmp_path / "cache")
+
+    return call
