@@ -114,7 +114,7 @@ class Learner:
         micro = pack(weighted, token_budget=cfg.micro_batch_tokens, share_prompts=cfg.share_prompts,
                      row_width=cfg.micro_batch_tokens if flash else None)
         count = int(self.engine.all_reduce(np.array([len(micro)], np.float64), op="max")[0])
-        return micro + [dummy(micro[0] if micro else _blank())] * (count - len(micro))
+        return micro + [dummy(micro[0] if micro else _blank())] * (max(count, 1) - len(micro))
 
     def _old_logps(self, batches, objective: Objective) -> list[list[np.ndarray | None]]:
         """On policy with one update the ratio is one by construction; otherwise score the whole batch before the first update."""
@@ -132,7 +132,7 @@ class Learner:
             tokens = Tokens.of(micro, old, self.engine.device)
             out = self.engine.backward(micro, lambda p, r, t=tokens: objective(p, r, t), reference=self.cfg.learner.kl != "none")
             sums += out.sums.cpu().numpy()
-            loss += float(out.loss)
+            loss += float(out.loss.detach())
         return sums, loss
 
     def _step(self, lr: float, loss: float, squares: list[float], micro_batches: list[MicroBatch], step: int) -> StepResult:

@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+
+from fastsched.learn.advantages import flat_groups, group_advantages
+
+
+def test_formula_on_a_group():
+    got = group_advantages(np.array([[1.0, 0.0, 0.0, 0.0]]), normalise_std=True)
+    std = np.sqrt(3 / 16)
+    np.testing.assert_allclose(got, [[0.75 / (std + 1e-6), *[-0.25 / (std + 1e-6)] * 3]], rtol=1e-12)
+
+
+def test_dr_grpo_keeps_the_scale_of_the_reward():
+    np.testing.assert_allclose(group_advantages(np.array([[4.0, 0.0]]), normalise_std=False), [[2.0, -2.0]])
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_failed_scores_cost_only_themselves(normalise):
+    """pitfalls A12: one NaN reward must not make its group NaN."""
+    got = group_advantages(np.array([[1.0, 0.0, np.nan, 1.0], [np.nan] * 4]), normalise_std=normalise)
+    assert np.isfinite(got).all() and got[0, 2] == 0 and not got[1].any()
+    np.testing.assert_allclose(got[0, [0, 1, 3]], group_advantages(np.array([[1.0, 0.0, 1.0]]), normalise_std=normalise)[0])
+
+
+def test_no_monster_advantage_from_cancellation():
+    """pitfalls A9: E[x^2] - mean^2 in fp32 turned this group into -2075; two passes in fp64 keep it at its true size."""
+    rewards = np.array([[0.0, *[0.95] * 7]])
+    got = group_advantages(rewards, normalise_std=True)
+    centred = rewards - rewards.mean()
+    np.testing.assert_allclose(got, centred / (np.sqrt((centred**2).mean()) + 1e-6), rtol=1e-12)
+    assert np.abs(got).max() < 3
+
+
+def test_flat_groups_have_exactly_no_advantage():
+    """0.1 + 0.2 style rounding of the mean must not leave a residue that the division by std + 1e-6 blows up."""
+    rewards = np.array([[0.1] * 7, [1.0] * 7, [0.3, 0.3, 0.3, 0.3, 0.3, 0.3, np.nan]])
+    assert flat_groups(rewards).all() and not group_advantages(rewards, normalise_std=True).any()
+    assert not flat_groups(np.array([[0.0, 1.0, np.nan]]))[0]

@@ -1,0 +1,208 @@
+"""The learner on real DeepSpeed, one rank: against plain PyTorch, and against itself under every split that must not matter."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fastsched.config import Config, LearnerConfig, ModelConfig, RolloutConfig
+from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
+from fastsched.engines.models import load_policy
+from fastsched.engines.tiny import random_tiny
+from fastsched.learn.advantages import group_advantages
+from fastsched.learn.learner import Learner, NonFiniteLimit
+from fastsched.types import Knobs, Response
+
+MODEL = ModelConfig(dtype="float32")
+KNOBS = Knobs(weights=(), r_threshold=0.5, entropy_coef=0.01, kl_coef=0.02, ema_alpha=0.9, lr_scale=1.0, temporal_s=0.0, rule="")
+BASE = LearnerConfig(zero_stage=1, lr=1e-3, kl="exact", micro_batch_tokens=4096, share_prompts=False, grad_clip=0.5)
+P, G = 5, 4
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    init_distributed()
+    yield random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
+    torch.distributed.destroy_process_group()
+
+
+def batch(seed=0):
+    rng = np.random.default_rng(seed)
+    responses = []
+    for row in range(P):
+        prompt = tuple(rng.integers(5, 200, rng.integers(2, 9)).tolist())
+        for _ in range(G):
+            n = int(rng.integers(1, 8))
+            responses.append(Response(row, prompt, tuple(rng.integers(5, 200, n).tolist()), rng.normal(-2, 1, n).astype(np.float32), "stop", 0))
+    rewards = rng.integers(0, 2, (P, G)).astype(float)
+    rewards[0], rewards[1, 2] = 1.0, np.nan  # a flat group and a failed score
+    rewards[2] = [0, 1, 0, 0]
+    return responses, rewards
+
+
+def make(model_path, tmp_path, learner=BASE, rollout=None):
+    cfg = Config(model=MODEL, learner=learner, rollout=rollout or RolloutConfig(responses=G, max_new_tokens=8))
+    return Learner(DeepSpeedLearner(load_policy(model_path, MODEL), cfg.learner, MODEL), cfg, tmp_path)
+
+
+def weights(learner):
+    return {name: w.clone() for name, w in learner.engine.named_weights()}
+
+
+def train(learner, knobs=KNOBS, steps=2):
+    return [learner.update(*batch(step), knobs, step) for step in range(1, steps + 1)][-1]
+
+
+def distance(a, b):
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def plain_update(model_path, learner: LearnerConfig, knobs, steps=1):
+    """The same objective in ordinary PyTorch: one padded-free forward for each response, full logits, autograd, AdamW."""
+    model, reference = load_policy(model_path, MODEL), load_policy(model_path, MODEL)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay)
+    for step in range(1, steps + 1):
+        responses, rewards = batch(step)
+        advantages = group_advantages(rewards, normalise_std=learner.loss != "dr_grpo").reshape(-1)
+        used = [i for i in range(len(responses)) if np.isfinite(rewards.flat[i])]
+        cut = {i: min(int(np.floor(len(responses[i].token_ids) * knobs.temporal_s + 1e-6)), len(responses[i].token_ids) - 1) for i in used}
+        total = sum(len(responses[i].token_ids) - cut[i] for i in used)
+        loss = 0.0
+        for i in used:
+            r, keep = responses[i], slice(cut[i], None)
+            ids = torch.tensor([[*r.prompt_ids, *r.token_ids]])
+            at = slice(len(r.prompt_ids) - 1, ids.shape[1] - 1)
+            logp = model(ids).logits[0, at].log_softmax(-1)[keep]
+            with torch.no_grad():
+                ref = reference(ids).logits[0, at].log_softmax(-1)[keep]
+            chosen = logp.gather(1, torch.tensor(r.token_ids)[keep, None])[:, 0]
+            entropy, kl = -(logp.exp() * logp).sum(-1), (logp.exp() * (logp - ref)).sum(-1)
+            token = -(chosen - chosen.detach()).exp() * advantages[i] + knobs.kl_coef * kl - knobs.entropy_coef * entropy
+            denominator = {"dapo": total, "grpo": len(used) * len(chosen), "dr_grpo": len(used) * 8}[learner.loss]
+            loss = loss + token.sum() / denominator
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), learner.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize("s", [0.0, 0.6])
+def test_one_update_equals_plain_pytorch(model_path, tmp_path, loss, s):
+    cfg, knobs = replace(BASE, loss=loss, share_prompts=True, micro_batch_tokens=64), replace(KNOBS, temporal_s=s)
+    learner = make(model_path, tmp_path, cfg)
+    before = weights(learner)
+    learner.update(*batch(1), knobs, 1)
+    truth = plain_update(model_path, cfg, knobs)
+    assert distance(before, truth) > 5e-4  # a step of lr 1e-3 was taken at all
+    # AdamW's first step is lr * sign(g): compare where the gradient is not rounding noise, by the mean over elements.
+    mean = np.mean([float((a - truth[n]).abs().mean()) for n, a in weights(learner).items()])
+    assert mean < 2e-6
+
+
+@pytest.mark.parametrize("change", [
+    dict(micro_batch_tokens=40), dict(share_prompts=True), dict(share_prompts=True, micro_batch_tokens=48),
+    dict(zero_stage=0), dict(zero_stage=2, micro_batch_tokens=40), dict(zero_stage=3, micro_batch_tokens=40), dict(chunk_rows=7),
+], ids=str)
+def test_what_must_not_matter(model_path, tmp_path, change):
+    """pitfalls D1-D4: micro-batch split, packing, ZeRO stage and chunking leave weights, average and statistics alone."""
+    plain, split = make(model_path, tmp_path), make(model_path, tmp_path, replace(BASE, **change))
+    a, b = train(plain), train(split)
+    assert distance(weights(plain), weights(split)) < 5e-5
+    assert distance(dict(plain.engine.average_weights()), dict(split.engine.average_weights())) < 1e-5
+    for name in ("loss", "entropy", "kl", "drift", "grad_norm", "ratio_deviation", "kept_fraction", "flat_groups"):
+        assert getattr(a, name) == pytest.approx(getattr(b, name), rel=2e-3, abs=1e-6), name
+
+
+@pytest.mark.parametrize("change", [
+    dict(loss="grpo"), dict(loss="dr_grpo"), dict(kl="k3"), dict(kl="none"), dict(updates_per_batch=2), dict(weight_decay=0.5),
+    dict(betas=(0.5, 0.9)), dict(lr=2e-3), dict(warmup_steps=10), dict(grad_clip=0.01),
+], ids=str)
+def test_every_option_changes_the_result(model_path, tmp_path, change):
+    plain, changed = make(model_path, tmp_path), make(model_path, tmp_path, replace(BASE, **change))
+    knobs = replace(KNOBS, kl_coef=0.0 if change.get("kl") == "none" else 0.5)
+    train(plain, replace(KNOBS, kl_coef=0.5)), train(changed, knobs)
+    assert distance(weights(plain), weights(changed)) > 1e-5
+
+
+@pytest.mark.parametrize("change", [
+    dict(entropy_coef=0.5), dict(kl_coef=5.0), dict(lr_scale=0.1), dict(temporal_s=0.9), dict(ema_alpha=0.1),
+], ids=str)
+def test_every_knob_changes_the_result(model_path, tmp_path, change):
+    plain, changed = make(model_path, tmp_path), make(model_path, tmp_path)
+    train(plain), train(changed, replace(KNOBS, **change))
+    assert distance(dict(plain.engine.average_weights()), dict(changed.engine.average_weights())) > 1e-5
+
+
+def test_clip_matters_once_the_policy_has_moved(model_path, tmp_path):
+    wide = make(model_path, tmp_path, replace(BASE, updates_per_batch=2, lr=2e-2))
+    tight = make(model_path, tmp_path, replace(BASE, updates_per_batch=2, lr=2e-2, clip=(1e-4, 1e-4)))
+    a, b = train(wide, steps=1), train(tight, steps=1)
+    assert b.clip_fraction > a.clip_fraction and distance(weights(wide), weights(tight)) > 1e-5
+
+
+def test_truncated_importance_sampling_weighs_tokens(model_path, tmp_path):
+    rollout = RolloutConfig(responses=G, max_new_tokens=8)
+    runs = [make(model_path, tmp_path, rollout=r) for r in (rollout, replace(rollout, correction="token_tis"),
+                                                            replace(rollout, correction="token_tis", correction_cap=1e-3))]
+    for run in runs:
+        train(run)
+    assert distance(weights(runs[0]), weights(runs[1])) > 1e-5 and distance(weights(runs[1]), weights(runs[2])) > 1e-5
+
+
+def test_average_and_drift_follow_their_formula(model_path, tmp_path):
+    learner = make(model_path, tmp_path)
+    start = weights(learner)
+    stats = train(learner, steps=1)
+    now, average = weights(learner), dict(learner.engine.average_weights())
+    for name in start:
+        torch.testing.assert_close(average[name], 0.9 * start[name] + 0.1 * now[name], rtol=1e-5, atol=1e-7)
+    norm = lambda tensors: float(sum(t.double().square().sum() for t in tensors)) ** 0.5
+    assert stats.drift == pytest.approx(norm([now[n] - average[n] for n in now]) / norm(average.values()), rel=1e-4)
+    assert stats.kl < 1e-6 and train(learner, steps=2).kl > 1e-6  # the reference is the average, equal to the policy at first
+
+
+def test_nonfinite_gradient_is_skipped_dumped_counted_and_stops(model_path, tmp_path):
+    """The fault: one parameter's gradient turns NaN for as long as the hook stands."""
+    learner = make(model_path, tmp_path, replace(BASE, nonfinite_limit=2))
+    before = weights(learner)
+    hook = next(learner.engine.policy.parameters()).register_hook(lambda g: torch.full_like(g, float("nan")))
+    stats = learner.update(*batch(1), KNOBS, 1)
+    assert stats.skipped == 1 and np.isnan(stats.grad_norm) and distance(before, weights(learner)) == 0
+    saved = np.load(tmp_path / "nonfinite-step-1-rank-0.npz")
+    assert saved["0.targets"].size == saved["0.rows"].size > 0
+    with pytest.raises(NonFiniteLimit, match="nonfinite_limit"):
+        learner.update(*batch(2), KNOBS, 2)
+    hook.remove()
+    assert learner.update(*batch(3), KNOBS, 3).skipped == 0 and distance(before, weights(learner)) > 1e-4
+    assert learner.skipped_in_row == 0
+
+
+def test_all_scores_failed_is_a_step_without_gradient(model_path, tmp_path):
+    """pitfalls C2, A12: nothing to train on is finite, moves nothing, and still takes part in every collective."""
+    learner = make(model_path, tmp_path)
+    responses, rewards = batch(1)
+    before = weights(learner)
+    stats = learner.update(responses, np.full_like(rewards, np.nan), KNOBS, 1)
+    assert stats.skipped == 0 and distance(before, weights(learner)) == 0 and stats.flat_groups == 1.0
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_save_and_load_continue_bit_for_bit(model_path, tmp_path, stage):
+    straight, stopped = (make(model_path, tmp_path, replace(BASE, zero_stage=stage)) for _ in range(2))
+    train(stopped)
+    stopped.engine.save(tmp_path)
+    train(straight)
+    resumed = make(model_path, tmp_path, replace(BASE, zero_stage=stage))
+    resumed.engine.load(tmp_path)
+    a, b = straight.update(*batch(9), KNOBS, 9), resumed.update(*batch(9), KNOBS, 9)
+    assert repr(a) == repr(b) and distance(weights(straight), weights(resumed)) == 0
+
+
+def test_logp_is_the_models(model_path, tmp_path):
+    learner, ids = make(model_path, tmp_path), [7, 30, 41, 9, 120]
+    with torch.no_grad():
+        truth = load_policy(model_path, MODEL)(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    np.testing.assert_allclose(learner.logp(ids), truth[range(4), ids[1:]].numpy(), atol=2e-6)

@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastsched.config import ConfigError
+from fastsched.learn.packing import Sample, dummy, pack, token_weights
+
+
+def make(groups, rng, keep_share=0.7):
+    """Samples of groups [(prompt length, [response lengths])], every token id distinct."""
+    out, next_id = [], iter(range(1, 10**6))
+    for g, (p, lengths) in enumerate(groups):
+        prompt = [next(next_id) for _ in range(p)]
+        for n in lengths:
+            keep = rng.random(n) < keep_share
+            out.append(Sample(g, prompt, [next(next_id) for _ in range(n)], rng.random(n).astype(np.float32), float(rng.normal()), keep, 0.25))
+    return out
+
+
+shapes = st.lists(st.tuples(st.integers(1, 6), st.lists(st.integers(1, 7), min_size=1, max_size=4)), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.integers(0, 40), st.booleans(), st.integers(0, 3))
+def test_every_kept_token_once_with_its_own_context(groups, slack, share, seed):
+    """Whatever the packing: each kept token is a target once, predicted from the position whose visible context is its own."""
+    samples = make(groups, np.random.default_rng(seed))
+    longest = max(len(s.prompt_ids) + sum(len(t.token_ids) - 1 for t in samples if t.group == s.group) for s in samples)
+    found = {}
+    for micro in pack(samples, token_budget=longest + slack, share_prompts=share):
+        b, w = micro.input_ids.shape
+        assert b * w <= longest + slack
+        for r in range(len(micro.rows)):
+            row, at = divmod(int(micro.rows[r]), w)
+            sample, t = samples[micro.responses[r]], int(micro.offsets[r])
+            g, k = micro.group_ids[row], micro.response_ids[row]
+            visible = [int(micro.input_ids[row, j]) for j in range(at + 1) if g[j] == g[at] and k[j] in (0, k[at])]
+            assert visible == [*sample.prompt_ids, *sample.token_ids[:t]]
+            assert micro.position_ids[row, at] == len(sample.prompt_ids) + t - 1
+            assert micro.targets[r] == sample.token_ids[t] and micro.sampler_logp[r] == sample.sampler_logp[t]
+            assert micro.advantages[r] == np.float32(sample.advantage) and micro.token_weights[r] == np.float32(sample.weight)
+            assert (micro.responses[r], t) not in found
+            found[micro.responses[r], t] = True
+    assert set(found) == {(i, t) for i, s in enumerate(samples) for t in np.flatnonzero(s.keep)}
+
+
+def test_sharing_prompts_saves_their_copies():
+    samples = make([(30, [16] * 8)] * 4, np.random.default_rng(0))
+    tokens = lambda share: sum(m.input_ids.size for m in pack(samples, token_budget=2000, share_prompts=share))
+    assert tokens(True) == 4 * (30 + 8 * 15) and tokens(False) == 32 * 45
+
+
+def test_groups_are_told_apart_by_row_not_by_prompt_text():
+    """pitfalls E4: two dataset rows with the same prompt stay two groups."""
+    samples = [Sample(g, [5, 6], [7, 8], np.zeros(2, np.float32), 0.0, np.ones(2, bool), 1.0) for g in (0, 0, 1, 1)]
+    micro, = pack(samples, token_budget=100, share_prompts=True)
+    assert micro.groups == 2 and micro.input_ids.shape == (2, 4)
+
+
+def test_an_item_over_the_budget_names_key_and_number():
+    samples = make([(30, [16] * 8)], np.random.default_rng(0))
+    with pytest.raises(ConfigError, match="learner.micro_batch_tokens: 100 is less than the 150 tokens"):
+        pack(samples, token_budget=100, share_prompts=True)
+
+
+def test_dummy_has_shape_but_no_weight():
+    micro, = pack(make([(3, [4, 2])], np.random.default_rng(0)), token_budget=100, share_prompts=True)
+    empty = dummy(micro)
+    assert empty.groups == 0 and not empty.token_weights.any() and (empty.input_ids == micro.input_ids).all()
+
+
+@pytest.mark.parametrize("loss, expected", [
+    ("dapo", [1 / 10, 1 / 10]),
+    ("grpo", [1 / (2 * 5), 1 / (8 * 5)]),
+    ("dr_grpo", [1 / (5 * 16), 1 / (5 * 16)]),
+])
+def test_token_weights_are_the_published_denominators(loss, expected):
+    """algorithms.md 5.2 with 2 and 8 kept tokens here, 10 kept tokens and 5 responses over all ranks, L_max 16."""
+    np.testing.assert_allclose(token_weights(loss, np.array([2, 8]), 10, 5, 16), expected)
+
+
+def test_masked_tokens_leave_numerator_and_denominator():
+    """pitfalls C1: the weights of a masked batch equal those of the batch with the tokens physically removed."""
+    np.testing.assert_allclose(token_weights("dapo", np.array([1, 3]), 4, 2, 9), token_weights("dapo", np.array([1, 3]), 1 + 3, 2, 9))
+    assert token_weights("grpo", np.array([0]), 0, 1, 9)[0] == 1.0  # nothing kept: finite, and multiplied with nothing
