@@ -62,6 +62,13 @@ Tensor ema_and_drift_(at::TensorList avg, at::TensorList params, double alpha) {
   return cpu::ema_and_drift_(avg, params, alpha);
 }
 
+void add_(Tensor& total, const Tensor& part, bool first) {
+  TORCH_CHECK_NOT_IMPLEMENTED(total.scalar_type() == at::kFloat && part.scalar_type() == at::kBFloat16, "need fp32 += bf16");
+  TORCH_CHECK_VALUE(total.sizes() == part.sizes() && total.is_contiguous() && part.is_contiguous(),
+                    "need contiguous tensors of equal shapes");
+  cpu::add_(total, part, first);
+}
+
 Tensor active_columns(const Tensor& dlogits, const Tensor& threshold) {
   auto type = dlogits.scalar_type();
   TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16, "dlogits must be fp32 or bf16, got ", type);
@@ -79,6 +86,7 @@ TORCH_LIBRARY(fastsched_kernels, m) {
   m.def("row_dlogits_(Tensor(a!) logits, Tensor target, Tensor? ref_logits, Tensor state, Tensor coefficients, Tensor temperature, float softcap) -> ()");
   m.def("policy_rows_(Tensor(a!) logits, Tensor target, Tensor? ref_logits, Tensor table, int kl, int flags, float softcap) -> Tensor");
   m.def("ema_and_drift_(Tensor(a!)[] avg, Tensor[] params, float alpha) -> Tensor");
+  m.def("add_(Tensor(a!) total, Tensor part, bool first) -> ()");
   m.def("active_columns(Tensor dlogits, Tensor threshold) -> Tensor");
 }
 
@@ -87,5 +95,6 @@ TORCH_LIBRARY_IMPL(fastsched_kernels, CPU, m) {
   m.impl("row_dlogits_", fastsched::row_dlogits_);
   m.impl("policy_rows_", fastsched::policy_rows_);
   m.impl("ema_and_drift_", fastsched::ema_and_drift_);
+  m.impl("add_", fastsched::add_);
   m.impl("active_columns", fastsched::active_columns);
 }

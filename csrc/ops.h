@@ -53,6 +53,9 @@ Tensor policy_rows_(Tensor& logits, const Tensor& target, const OptionalTensor& 
 // -> [2] fp64: sum |param - avg|^2, sum |avg|^2 after the update
 Tensor ema_and_drift_(at::TensorList avg, at::TensorList params, double alpha);
 
+// total (fp32) += part (bf16), or = part when it is the first
+void add_(Tensor& total, const Tensor& part, bool first);
+
 // dlogits [R, V], threshold [R] -> [V] bool: some row exceeds its threshold in this column
 Tensor active_columns(const Tensor& dlogits, const Tensor& threshold);
 

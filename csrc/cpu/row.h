@@ -37,26 +37,34 @@ inline int64_t padded(int64_t v) { return (v + Vec::size() - 1) / Vec::size() * 
 
 inline float safe_top(float top) { return top == -kInfinity ? 0.0f : top; }
 
+// The first `count` lanes of z, -inf in the others.
+inline Vec head_of(Vec z, int64_t count) { return count < Vec::size() ? Vec::set(Vec(-kInfinity), z, count) : z; }
+
+inline Vec scaled(Vec x, Scale scale) {
+  if (scale.softcap > 0) x = Vec(scale.softcap) * (x / Vec(scale.softcap)).tanh();
+  return x * Vec(scale.inv_temperature);
+}
+
 // z[0, padded(v)) <- scaled row, -inf in the padding; returns its maximum (NaN if there is one).
 template <typename T>
 float load_scaled(const T* x, float* z, int64_t v, Scale scale) {
-  if constexpr (std::is_same_v<T, float>) {
-    std::copy(x, x + v, z);
-  } else {
-    at::vec::convert<T, float>(x, z, v);
-  }
-  std::fill(z + v, z + padded(v), -kInfinity);
-  const Vec inv_temperature(scale.inv_temperature), softcap(scale.softcap);
+  constexpr int64_t kStep = at::vec::Vectorized<T>::size();
   Vec top(-kInfinity);
-  for (int64_t i = 0; i < padded(v); i += Vec::size()) {
-    Vec value = Vec::loadu(z + i);
-    if (scale.softcap > 0) value = softcap * (value / softcap).tanh();
-    value = value * inv_temperature;
-    if (scale.softcap > 0 && i + Vec::size() > v) {
-      value = Vec::set(Vec(-kInfinity), value, v - i);  // tanh(-inf) is finite
+  for (int64_t i = 0; i < v; i += kStep) {
+    int64_t count = std::min(kStep, v - i);
+    auto keep = [&](Vec value, int64_t offset) {
+      if (count - offset <= 0) return;
+      value = head_of(scaled(value, scale), count - offset);
+      value.store(z + i + offset);
+      top = at::vec::maximum(top, value);
+    };
+    if constexpr (std::is_same_v<T, float>) {
+      keep(Vec::loadu(x + i, count), 0);
+    } else {
+      auto [low, high] = at::vec::convert_to_float<T>(at::vec::Vectorized<T>::loadu(x + i, count));
+      keep(low, 0);
+      keep(high, Vec::size());
     }
-    value.store(z + i);
-    top = at::vec::maximum(top, value);
   }
   return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, top);
 }
@@ -65,8 +73,8 @@ inline double sum_of(Vec value) {
   return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, value);
 }
 
-// Statistics of the scaled row z and, unless null, the scaled reference row r, both padded with -inf.
-inline RowState row_state(const float* z, const float* r, int64_t size, float top, float ref_top) {
+// Statistics of the scaled row z and, unless null, the scaled reference row r, both padded with -inf; e <- exp(z - top).
+inline RowState row_state(const float* z, const float* r, float* e_out, int64_t size, float top, float ref_top) {
   top = safe_top(top);
   ref_top = safe_top(ref_top);
   const Vec zero(0.0f), vtop(top), vref_top(ref_top);
@@ -76,6 +84,7 @@ inline RowState row_state(const float* z, const float* r, int64_t size, float to
     for (int64_t i = block; i < std::min(block + kBlock, size); i += Vec::size()) {
       Vec d = Vec::loadu(z + i) - vtop;
       Vec e = d.exp_u20();
+      e.store(e_out + i);
       Vec live = e > zero;
       bs = bs + e;
       bt = bt + Vec::blendv(zero, e * d, live);
@@ -95,34 +104,44 @@ inline RowState row_state(const float* z, const float* r, int64_t size, float to
           ref_top, static_cast<float>(std::log(s_ref))};
 }
 
-// z <- dloss/dx: [c_logp (onehot - p) + c_entropy p (E[z] - z) + c_kl p ((z - r) - E[z - r])] / temperature * (1 - tanh^2)
-inline void row_gradient(float* z, const float* r, int64_t size, int64_t target, const RowState& state, RowCoefficients c,
-                         Scale scale) {
+inline void row_exp(const float* z, float* e, int64_t size, float top) {
+  for (int64_t i = 0; i < size; i += Vec::size()) (Vec::loadu(z + i) - Vec(top)).exp_u20().store(e + i);
+}
+
+// z <- dloss/dx: [c_logp (onehot - p) + c_entropy p (E[z] - z) + c_kl p ((z - r) - E[z - r])] / temperature * (1 - tanh^2),
+// with p = e / sum e
+inline void row_gradient(float* z, const float* r, const float* e, int64_t size, int64_t target, const RowState& state,
+                         RowCoefficients c, Scale scale) {
   if (state.log_sum == -kInfinity) {
     std::fill(z, z + size, 0.0f);
     return;
   }
-  const Vec zero(0.0f), one(1.0f), top(state.top), log_sum(state.log_sum), ref_top(state.ref_top);
-  const Vec c_entropy(c.entropy), c_kl(c.kl), inv_temperature(scale.inv_temperature);
-  // c_entropy (mean - d) - c_logp + c_kl (d - d_ref - gap), constants gathered
+  float inv_sum = std::exp(-state.log_sum), z_target = z[target];
   bool with_kl = r && std::isfinite(state.gap) && c.kl != 0;
+  if (!with_kl && c.entropy == 0 && scale.softcap == 0) {
+    const Vec factor(-c.logp * inv_sum * scale.inv_temperature);
+    for (int64_t i = 0; i < size; i += Vec::size()) (Vec::loadu(e + i) * factor).store(z + i);
+    z[target] += c.logp * scale.inv_temperature;
+    return;
+  }
+  const Vec zero(0.0f), one(1.0f), top(state.top), ref_top(state.ref_top), c_entropy(c.entropy), c_kl(c.kl);
+  const Vec weight(inv_sum * scale.inv_temperature);
+  // c_entropy (mean - d) - c_logp + c_kl (d - d_ref - gap), constants gathered
   const Vec constant(c.entropy * state.mean - c.logp - (with_kl ? c.kl * state.gap : 0.0f));
-  const Vec to_tanh(scale.softcap > 0 ? 1.0f / (scale.softcap * scale.inv_temperature) : 0.0f);
-  float z_target = z[target];
+  const float to_tanh = scale.softcap > 0 ? 1.0f / (scale.softcap * scale.inv_temperature) : 0.0f;
   for (int64_t i = 0; i < size; i += Vec::size()) {
-    Vec value = Vec::loadu(z + i);
+    Vec value = Vec::loadu(z + i), p = Vec::loadu(e + i);
     Vec d = value - top;
-    Vec p = (d - log_sum).exp_u20();
     Vec factor = constant - c_entropy * d;
     if (with_kl) factor = factor + c_kl * (d - (Vec::loadu(r + i) - ref_top));
-    Vec gradient = Vec::blendv(zero, p * factor, p > zero) * inv_temperature;
+    Vec gradient = Vec::blendv(zero, p * factor, p > zero) * weight;
     if (scale.softcap > 0) {
-      Vec tanh = value * to_tanh;
-      gradient = gradient * (one - tanh * tanh);
+      Vec tanh = value * Vec(to_tanh);
+      gradient = gradient * (one - Vec::blendv(zero, tanh * tanh, p > zero));
     }
     gradient.store(z + i);
   }
-  float tanh = scale.softcap > 0 ? z_target / (scale.softcap * scale.inv_temperature) : 0.0f;
+  float tanh = z_target * to_tanh;
   z[target] += c.logp * scale.inv_temperature * (1.0f - tanh * tanh);
 }
 

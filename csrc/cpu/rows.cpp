@@ -12,8 +12,8 @@ namespace {
 constexpr float kLogLimit = 20.0f;
 
 struct Buffers {
-  std::vector<float> z, r;
-  explicit Buffers(int64_t v, bool ref) : z(padded(v)), r(ref ? padded(v) : 0) {}
+  std::vector<float> z, e, r;
+  explicit Buffers(int64_t v, bool ref) : z(padded(v)), e(padded(v)), r(ref ? padded(v) : 0) {}
 };
 
 template <typename T>
@@ -32,11 +32,11 @@ struct Rows {
   RowState load(int64_t row, Scale scale, Buffers& b) const {
     float top = load_scaled(logits + row * stride, b.z.data(), v, scale);
     float ref_top = ref ? load_scaled(ref + row * ref_stride, b.r.data(), v, scale) : 0.0f;
-    return row_state(b.z.data(), r(b), padded(v), top, ref_top);
+    return row_state(b.z.data(), r(b), b.e.data(), padded(v), top, ref_top);
   }
 
   void store_gradient(int64_t row, int64_t target, const RowState& state, RowCoefficients c, Scale scale, Buffers& b) const {
-    row_gradient(b.z.data(), r(b), padded(v), target, state, c, scale);
+    row_gradient(b.z.data(), r(b), b.e.data(), padded(v), target, state, c, scale);
     store_row(b.z.data(), logits + row * stride, v);
   }
 
@@ -169,6 +169,7 @@ void row_dlogits_(Tensor& logits, const Tensor& target, const OptionalTensor& re
         load_scaled(rows.logits + i * rows.stride, b.z.data(), rows.v, scale);
         if (rows.ref) load_scaled(rows.ref + i * rows.ref_stride, b.r.data(), rows.v, scale);
         RowState r{s[3 * n + i], s[4 * n + i], s[5 * n + i], s[6 * n + i], s[7 * n + i], 0.0f};
+        row_exp(b.z.data(), b.e.data(), padded(rows.v), r.top);
         rows.store_gradient(i, y[i], r, {c[i], c[n + i], c[2 * n + i]}, scale, b);
       }
     });

@@ -26,11 +26,7 @@ def check_reference(kl: KLKind, ref_logp: Optional[Tensor], ref_hidden: Optional
         raise ValueError(f"kl={kl!r} is none of {', '.join(KL_KINDS)}")
     if kl == "exact" and ref_hidden is None:
         raise ValueError("kl='exact' needs ref_hidden and ref_weight")
-    if (
-        (kl != "none" or not (isinstance(distill, (int, float)) and distill == 0))
-        and ref_hidden is None
-        and ref_logp is None
-    ):
+    if (kl != "none" or not is_zero(distill)) and ref_hidden is None and ref_logp is None:
         raise ValueError(f"kl={kl!r}, distill: need ref_logp, or ref_hidden and ref_weight")
 
 
@@ -52,3 +48,8 @@ def check_level(level: str, sequence: Optional[Tensor], compute: str) -> None:
         raise ValueError(f"level={level!r} is none of token, sequence")
     if level == "sequence" and (sequence is None or compute == "forward"):
         raise ValueError("level='sequence' needs the sequence of each row and compute='auto' or 'recompute'")
+
+
+def is_zero(value: Number) -> bool:
+    """A scalar 0: off, known on the host."""
+    return not isinstance(value, Tensor) and value == 0

@@ -9,6 +9,7 @@ from typing import Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from fastsched_kernels import cpu_ops
 from fastsched_kernels.columns import accumulate_filtered
 from fastsched_kernels.reference import Number
 from fastsched_kernels.rows import Coefficients, RowState
@@ -128,43 +129,58 @@ class Gradients(NamedTuple):
 
     @staticmethod
     def of(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], need) -> "Gradients":
+        """Filled by the first chunk; zero where there is none."""
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        zeros = lambda like, dtype: torch.zeros(like.shape, dtype=dtype, device=like.device)
-        dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
-        return Gradients(
-            zeros(hidden, hidden.dtype) if need[0] else None,
-            zeros(weight, wide) if need[1] else None,
-            zeros(bias, wide) if need[2] else None,
-            dtypes,
-        )
+        new = torch.empty if len(hidden) else torch.zeros
+        like = ((hidden, hidden.dtype), (weight, wide), (bias, wide))
+        tensors = (new(x.shape, dtype=d, device=x.device) if n else None for (x, d), n in zip(like, need, strict=True))
+        return Gradients(*tensors, (hidden.dtype, weight.dtype, None if bias is None else bias.dtype))
 
     def add(self, chunk: Chunk, x: Tensor, w: Tensor, size: Tensor, filter_eps: float):
         """Add a chunk's dlogits; returns the share of their absolute sum that the column filter left out."""
+        dz, first = chunk.logits, chunk.rows.start == 0
         dx = None if self.hidden is None else self.hidden[chunk.rows]
         if self.bias is not None:
-            self.bias.add_(chunk.logits.sum(0, dtype=self.bias.dtype))
+            db = dz.sum(0, dtype=self.bias.dtype)
+            self.bias.copy_(db if first else db.add_(self.bias))
         if filter_eps > 0:
-            return accumulate_filtered(chunk.logits, x, w, dx, self.weight, filter_eps * size)
+            if first and self.weight is not None:
+                self.weight.zero_()
+            return accumulate_filtered(dz, x, w, dx, self.weight, filter_eps * size)
         if dx is not None:
-            torch.mm(chunk.logits, w, out=dx)
+            torch.mm(dz, w, out=dx)
         if self.weight is not None:
-            add_product_(self.weight, chunk.logits, x)
+            add_product_(self.weight, dz, x, first)
         return 0.0
 
     def finish(self, upstream: Tensor) -> tuple:
-        gradients = zip(self[:3], self.dtypes, strict=True)
-        return tuple(None if g is None else g.mul_(upstream.to(g.dtype)).to(dtype) for g, dtype in gradients)
+        """Times the upstream gradient, in the dtype of the tensor whose gradient it is."""
+        unit = upstream.device.type == "cpu" and bool(upstream == 1)
+        return tuple(_finished(g, upstream, unit, dtype) for g, dtype in zip(self[:3], self.dtypes, strict=True))
 
 
-def add_product_(total: Tensor, dz: Tensor, x: Tensor) -> None:
-    """total [V, H] += dz [C, V]^T x [C, H], accumulated in total's dtype."""
+def _finished(
+    gradient: Optional[Tensor], upstream: Tensor, unit: bool, dtype: Optional[torch.dtype]
+) -> Optional[Tensor]:
+    if gradient is None or unit:
+        return gradient if gradient is None else gradient.to(dtype)
+    return torch.mul(gradient, upstream.to(gradient.dtype), out=gradient.new_empty(gradient.shape, dtype=dtype))
+
+
+def add_product_(total: Tensor, dz: Tensor, x: Tensor, first: bool) -> None:
+    """total [V, H] += dz [C, V]^T x [C, H], accumulated in total's dtype; the first product overwrites it."""
     if dz.dtype == total.dtype:
-        total.addmm_(dz.t(), x)
+        torch.addmm(total, dz.t(), x, beta=0.0 if first else 1.0, out=total)
     elif dz.is_cuda:
-        torch.addmm(total, dz.t(), x, out_dtype=total.dtype, out=total)
+        torch.addmm(total, dz.t(), x, beta=0.0 if first else 1.0, out_dtype=total.dtype, out=total)
     else:
+        compiled = dz.dtype == torch.bfloat16 and cpu_ops.load() is None
         for part, columns in zip(total.split(_TILE), dz.split(_TILE, dim=1), strict=True):
-            part.add_(torch.mm(columns.t(), x))
+            product = torch.mm(columns.t(), x)
+            if compiled:
+                torch.ops.fastsched_kernels.add_(part, product, first)
+            else:
+                part.copy_(product) if first else part.add_(product)
 
 
 _TILE = 8192

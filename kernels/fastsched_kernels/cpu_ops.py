@@ -11,6 +11,7 @@ from fastsched_kernels.reference import Number, Objective
 from fastsched_kernels.rows import Coefficients, RowState
 from fastsched_kernels.table import PolicyRows, kl_index, number_vector, objective_flags, objective_table, policy_rows
 
+_OPS = ("row_stats", "row_dlogits_", "policy_rows_", "ema_and_drift_", "add_", "active_columns")
 _LEVELS = ("DEFAULT", "AVX2", "AVX512")
 
 
@@ -21,6 +22,8 @@ def load() -> Optional[str]:
     if not library.exists():
         return "compiled ops not built: needs a C++ compiler and pip install --no-build-isolation -e ."
     torch.ops.load_library(str(library))
+    if missing := [op for op in _OPS if not hasattr(torch.ops.fastsched_kernels, op)]:
+        return f"compiled ops are of another version (no {', '.join(missing)}): install again"
     built, here = torch.ops.fastsched_kernels.capability(), torch.backends.cpu.get_cpu_capability()
     if here in _LEVELS and _LEVELS.index(built) > _LEVELS.index(here):
         return f"compiled ops were built for {built}, this machine has {here}: install again on this machine"
@@ -89,4 +92,5 @@ def _register_fakes() -> None:
         lambda logits, *_: logits.new_empty((7, logits.shape[0]), dtype=torch.float32)
     )
     fake("fastsched_kernels::ema_and_drift_")(lambda avg, *_: torch.empty(2, dtype=torch.float64))
+    fake("fastsched_kernels::add_")(lambda *_: None)
     fake("fastsched_kernels::active_columns")(lambda dlogits, _: dlogits.new_empty(dlogits.shape[1], dtype=torch.bool))

@@ -11,7 +11,7 @@ from typing import Callable, Literal, Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from fastsched_kernels.checks import check_level, check_reference, check_shapes, check_target
+from fastsched_kernels.checks import check_level, check_reference, check_shapes, check_target, is_zero
 from fastsched_kernels.chunks import Chunk, Head, OnePass, Recompute, pick
 from fastsched_kernels.implementations import choose
 from fastsched_kernels.reference import KLKind, Number, Objective, TokenLoss, token_loss
@@ -84,11 +84,11 @@ def policy_loss(
     weight > 0. Rows of token_weight 0 get no loss and no gradient, whatever they hold (NaN, target -100); with
     `skip_flat` so do rows whose advantage, kl_coef and entropy_coef are all 0, as their loss has no gradient. Neither
     kind is computed: their logp, entropy, kl and ratio are NaN. skip_flat=False measures the second kind all the same.
-    chunk_rows: rows of logits formed at a time; 4096 on CUDA, 512 elsewhere by default. compute: "forward" forms the
-    gradient in the forward pass (three GEMMs, one backward only), "recompute" forms the logits again in backward
-    (four, any upstream), "auto" takes the first unless level="sequence". filter_eps: see `columns`. implementation:
-    None chooses by device and dtype. Raises ValueError for shapes and options that do not fit together, IndexError for
-    a target outside [0, V), NotImplementedError for an implementation that cannot run.
+    chunk_rows: rows of logits formed at a time; 4096 by default, on the CPU at most 128 MiB of logits. compute:
+    "forward" forms the gradient in the forward pass (three GEMMs, one backward only), "recompute" forms the logits
+    again in backward (four, any upstream), "auto" takes the first unless level="sequence". filter_eps: see `columns`.
+    implementation: None chooses by device and dtype. Raises ValueError for shapes and options that do not fit
+    together, IndexError for a target outside [0, V), NotImplementedError for an implementation that cannot run.
     """
     check_shapes(hidden, weight, target, ref_hidden, ref_weight)
     check_reference(kl, ref_logp, ref_hidden, distill)
@@ -112,7 +112,7 @@ def policy_loss(
     )
     rows = _active_rows(objective, hidden, skip_flat and level == "token")
     objective = _part(objective, rows)
-    needs_logp = ref_logp is None and (kl in ("k1", "k2", "k3") or not _is_zero(distill))
+    needs_logp = ref_logp is None and (kl in ("k1", "k2", "k3") or not is_zero(distill))
     head = _head(hidden, weight, target, rows, temperature, softcap, chunk_rows, implementation)
     head = head._replace(
         ref_hidden=pick(ref_hidden, rows),
@@ -265,8 +265,13 @@ def _head(
         raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
     target = pick(target, rows)
     check_target(target, weight.shape[0])
-    chunk = chunk_rows or (4096 if hidden.is_cuda else 512)
+    chunk = chunk_rows or _default_chunk(hidden, weight.shape[0])
     return Head(target, pick(temperature, rows), softcap, chunk, choose(hidden.device, hidden.dtype, implementation))
+
+
+def _default_chunk(hidden: Tensor, vocabulary: int) -> int:
+    """4096 rows, on the CPU no more than 128 MiB of logits."""
+    return 4096 if hidden.is_cuda else min(4096, max(64, 2**27 // (vocabulary * hidden.element_size())))
 
 
 def _active_rows(o: Objective, hidden: Tensor, skip_flat: bool) -> Optional[Tensor]:
@@ -292,7 +297,3 @@ def _spread(value: Tensor, rows: Optional[Tensor], n: int) -> Tensor:
         return value
     fill = False if value.dtype == torch.bool else torch.nan
     return torch.full((n,), fill, dtype=value.dtype, device=value.device).index_copy_(0, rows, value)
-
-
-def _is_zero(value: Number) -> bool:
-    return not isinstance(value, Tensor) and value == 0

@@ -178,7 +178,7 @@ def policy_rows_(
             KL=kl_index(objective),
             FLAGS=objective_flags(objective, target_logit, backward),
             SOFTCAP=softcap is not None,
-            BLOCK=block_size(v, 1 + (ref_logits is not None)),
+            BLOCK=block_size(v),
             num_warps=8,
         )
     return policy_rows(out.t())

@@ -281,7 +281,7 @@ def test_vocabulary_shards_of_two_ranks_merge_to_the_whole():
 
 
 def test_few_rows_are_split_over_the_vocabulary():
-    assert shard_states(logits(2, 40_000), None, 1.0, None).shape == (2, 5, 6)
+    assert shard_states(logits(2, 40_000), None, 1.0, None).shape == (2, 10, 6)
     for n, v in ((1, 151936), (100, 151936), (264, 50257), (4096, 151936), (3, 17)):
         block = block_size(v)
         count, size = splits(n, v, block)
