@@ -122,9 +122,18 @@ def warm_start(path: Path, rows: Sequence[WarmStartRow], accuracy: float) -> lis
     """Trains a tiny model on `rows` until its lowest bin is right with probability `accuracy`, and writes it to `path`.
 
     Stopped this early, the policy keeps the entropy that reinforcement learning needs. Returns the final accuracy of
-    each bin. Deterministic for a given machine and thread count; the global generator is left alone. Raises
-    ConfigError when MAX_STEPS do not suffice.
+    each bin. Runs on one thread: sums do not depend on the number of cores, and a busy machine costs no spinning. The
+    global generator is left alone. Raises ConfigError when MAX_STEPS do not suffice.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _warm_start(path, rows, accuracy)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _warm_start(path: Path, rows: Sequence[WarmStartRow], accuracy: float) -> list[float]:
     tokenizer = tiny_tokenizer()
     data = encode(tokenizer, rows)
     row_bins = np.array([row[2] for row in rows])
