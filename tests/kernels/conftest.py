@@ -17,3 +17,12 @@ with patch.dict(os.environ, INTERPRET):
 def interpreter():
     with patch.dict(os.environ, INTERPRET), np.errstate(all="ignore"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tensors of a few kilobytes lose time to waiting threads; tests of threads set their own number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

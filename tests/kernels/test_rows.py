@@ -172,7 +172,7 @@ def random_objective(n, kl, seed, on_policy, cispo):
 
 
 @compiled
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     n=st.integers(1, 9),
     v=st.integers(2, 300),
