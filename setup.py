@@ -50,7 +50,7 @@ def extension():
     sources = ["csrc/ops.cpp", *sorted(map(str, Path("csrc/cpu").glob("*.cpp")))]
     kind, compile_args = cpp_extension.CppExtension, {"cxx": flags}
     if torch.version.cuda and cpp_extension.CUDA_HOME:
-        kind, sources = cpp_extension.CUDAExtension, sources + sorted(map(str, Path("csrc/cuda").glob("*.cu")))
+        kind, sources = cpp_extension.CUDAExtension, sources + sorted(map(str, Path("csrc/cuda").glob("*.c*")))
         compile_args["nvcc"] = ["-O3", "-std=c++20"]
     ops = kind(
         "fastsched_kernels._C",

@@ -5,6 +5,18 @@
 #include <torch/library.h>
 
 namespace fastsched {
+
+void check_average(at::TensorList avg, at::TensorList params) {
+  TORCH_CHECK_VALUE(avg.size() == params.size(), avg.size(), " averages for ", params.size(), " parameters");
+  for (size_t i = 0; i < avg.size(); ++i) {
+    auto type = params[i].scalar_type();
+    TORCH_CHECK_NOT_IMPLEMENTED(avg[i].scalar_type() == at::kFloat && (type == at::kFloat || type == at::kBFloat16), "tensor ", i,
+                                ": need an fp32 average and fp32 or bf16 parameters");
+    TORCH_CHECK_VALUE(avg[i].sizes() == params[i].sizes() && avg[i].is_contiguous() && params[i].is_contiguous(), "tensor ", i,
+                      ": need contiguous tensors of equal shapes");
+  }
+}
+
 namespace {
 
 void check_rows(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits) {
@@ -51,14 +63,7 @@ Tensor policy_rows_(Tensor& logits, const Tensor& target, const OptionalTensor& 
 }
 
 Tensor ema_and_drift_(at::TensorList avg, at::TensorList params, double alpha) {
-  TORCH_CHECK_VALUE(avg.size() == params.size(), avg.size(), " averages for ", params.size(), " parameters");
-  for (size_t i = 0; i < avg.size(); ++i) {
-    auto type = params[i].scalar_type();
-    TORCH_CHECK_NOT_IMPLEMENTED(avg[i].scalar_type() == at::kFloat && (type == at::kFloat || type == at::kBFloat16), "tensor ", i,
-                                ": need an fp32 average and fp32 or bf16 parameters");
-    TORCH_CHECK_VALUE(avg[i].sizes() == params[i].sizes() && avg[i].is_contiguous() && params[i].is_contiguous(), "tensor ", i,
-                      ": need contiguous tensors of equal shapes");
-  }
+  check_average(avg, params);
   return cpu::ema_and_drift_(avg, params, alpha);
 }
 

@@ -36,6 +36,8 @@ enum Flag : int64_t { kOnPolicy = 1, kCispo = 2, kHasTargetLogit = 4, kBackward 
 constexpr int64_t kStateRows = 8;   // logp, entropy, kl, top, log_sum, mean, gap, ref_top
 constexpr int64_t kResultRows = 7;  // loss, logp, entropy, kl, ratio, clipped, |c_logp| + |c_entropy| + |c_kl|
 
+void check_average(at::TensorList avg, at::TensorList params);
+
 namespace cpu {
 
 // -> [kStateRows, R]; temperature [R] or [1]; softcap 0: none

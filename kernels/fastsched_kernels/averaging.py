@@ -28,7 +28,7 @@ def ema_and_drift_(avg: Sequence[Tensor], params: Sequence[Tensor], alpha: float
     _check(avg, params, alpha)
     if not avg:
         return Drift(torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64))
-    if avg[0].device.type == "cpu" and _one_pass(avg, params):
+    if _one_pass(avg, params):
         params = [p.detach() for p in params]
         return Drift(*torch.ops.fastsched_kernels.ema_and_drift_(list(avg), params, alpha).unbind(0))
     drift = torch.zeros((), dtype=torch.float64, device=avg[0].device)
@@ -44,7 +44,11 @@ def _one_pass(avg: Sequence[Tensor], params: Sequence[Tensor]) -> bool:
     """Whether the compiled op takes these tensors; `implementation()` says why it is not there at all."""
     types = (torch.float32, torch.bfloat16)
     contiguous = all(a.is_contiguous() and p.is_contiguous() for a, p in zip(avg, params, strict=True))
-    return contiguous and all(p.dtype in types for p in params) and cpu_ops.load() is None
+    if not contiguous or any(p.dtype not in types for p in params) or cpu_ops.load() is not None:
+        return False
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        "fastsched_kernels::ema_and_drift_", avg[0].device.type.upper()
+    )
 
 
 def _check(avg: Sequence[Tensor], params: Sequence[Tensor], alpha: float) -> None:
