@@ -1,0 +1,123 @@
+"""For those who already hold logits [R, V]: the same statistics and the same loss, without the head's GEMMs.
+
+The logits are left as they are; the gradient is a tensor of their own size and dtype.
+"""
+
+from typing import Literal, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from fastsched_kernels.checks import check_target
+from fastsched_kernels.implementations import choose
+from fastsched_kernels.reference import KLKind, Number, Objective, token_loss
+from fastsched_kernels.rows import Coefficients, RowState
+
+
+class LogitStats(NamedTuple):
+    """[R] fp32 (fp64 for fp64 logits), nats, differentiable for any upstream gradient."""
+
+    logp: Tensor
+    entropy: Tensor
+    kl: Tensor  # exact KL(pi || ref); NaN without reference logits
+
+
+class LogitLoss(NamedTuple):
+    """`loss` carries the gradient; the vectors [R] are detached."""
+
+    loss: Tensor  # scalar
+    logp: Tensor
+    entropy: Tensor
+    kl: Tensor
+    ratio: Tensor
+    clipped: Tensor
+
+
+def token_stats(
+    logits: Tensor,
+    target: Tensor,
+    ref_logits: Optional[Tensor] = None,
+    temperature: Number = 1.0,
+    softcap: Optional[float] = None,
+    implementation: Optional[str] = None,
+) -> LogitStats:
+    """Log-probability, entropy and exact KL of each row, for any loss in PyTorch on top.
+
+    logits [R, V], target [R] int64 in [0, V), ref_logits [R, V] of the same dtype, temperature a scalar or [R].
+    Raises ValueError or IndexError for shapes and targets that do not fit.
+    """
+    if (
+        logits.dim() != 2
+        or target.shape != logits.shape[:1]
+        or (ref_logits is not None and ref_logits.shape != logits.shape)
+    ):
+        raise ValueError(
+            f"logits [R, V], target [R] and ref_logits [R, V] do not fit: {tuple(logits.shape)}, {tuple(target.shape)}"
+        )
+    check_target(target, logits.shape[1])
+    rows = choose(logits.device, logits.dtype, implementation)
+    return LogitStats(*_TokenStats.apply(logits, target, ref_logits, temperature, softcap, rows))
+
+
+def policy_loss_from_logits(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    advantage: Number,
+    token_weight: Number,
+    old_logp: Optional[Tensor] = None,
+    ref_logits: Optional[Tensor] = None,
+    ref_logp: Optional[Tensor] = None,
+    kl: KLKind = "none",
+    kl_coef: Number = 0.0,
+    entropy_coef: Number = 0.0,
+    clip: tuple[Number, Number] = (0.2, 0.2),
+    dual_clip: Number = float("inf"),
+    rollout_weight: Number = 1.0,
+    surrogate: Literal["clip", "cispo"] = "clip",
+    temperature: Number = 1.0,
+    softcap: Optional[float] = None,
+    implementation: Optional[str] = None,
+) -> LogitLoss:
+    """`linear.policy_loss` from logits: the arguments mean the same, ref_logits [R, V] stand for the reference's
+    head.
+    """
+    if kl == "exact" and ref_logits is None or kl in ("k1", "k2", "k3") and ref_logits is None and ref_logp is None:
+        raise ValueError(f"kl={kl!r} needs ref_logits" + ("" if kl == "exact" else " or ref_logp"))
+    stats = token_stats(logits, target, ref_logits if kl == "exact" else None, temperature, softcap, implementation)
+    if ref_logp is None and kl in ("k1", "k2", "k3"):
+        with torch.no_grad():
+            ref_logp = token_stats(ref_logits, target, None, temperature, softcap, implementation).logp
+    objective = Objective(
+        advantage,
+        token_weight,
+        old_logp,
+        ref_logp,
+        kl,
+        kl_coef,
+        entropy_coef,
+        *clip,
+        dual_clip,
+        rollout_weight,
+        0.0,
+        surrogate,
+    )
+    out = token_loss(*stats, objective)
+    return LogitLoss(out.loss.sum(), stats.logp.detach(), stats.entropy.detach(), out.kl, out.ratio, out.clipped)
+
+
+class _TokenStats(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, ref_logits, temperature, softcap, rows):
+        state = rows.row_stats(logits, target, ref_logits, temperature, softcap)
+        ctx.save_for_backward(logits, target, ref_logits, *state)
+        ctx.scales, ctx.rows = (temperature, softcap), rows
+        return state.logp.clone(), state.entropy.clone(), state.kl.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *upstream):
+        (logits, target, ref_logits), state = ctx.saved_tensors[:3], RowState(*ctx.saved_tensors[3:])
+        c = Coefficients(*(torch.zeros_like(state.logp) if g is None else g.contiguous() for g in upstream))
+        gradient = ctx.rows.row_dlogits_(logits.clone(), target, ref_logits, state, c, *ctx.scales)
+        return gradient, None, None, None, None, None

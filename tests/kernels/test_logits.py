@@ -1,0 +1,92 @@
+"""Entry points for those who hold logits, and the ways in which an in-place gradient could go wrong."""
+
+import pytest
+import torch
+from fastsched_kernels import reference
+from fastsched_kernels.logits import policy_loss_from_logits, token_stats
+from fastsched_kernels.reference import Objective
+from fastsched_kernels.testing import seeded
+
+IMPLEMENTATIONS = ["pytorch", "cpp", "triton"]
+
+
+def rows(seed=0, n=5, v=300):
+    return torch.randn(n, v, generator=seeded(seed)) * 2
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_any_loss_on_the_statistics(implementation):
+    ref, target = rows(1), torch.tensor([0, 299, 5, 5, 7])
+    grads = []
+    for stats_of in (
+        lambda x: token_stats(x, target, ref, 0.7, 9.0, implementation),
+        lambda x: reference.token_stats(x, target, ref_logits=ref, temperature=0.7, softcap=9.0),
+    ):
+        x = rows().requires_grad_()
+        s = stats_of(x)
+        (s.logp.sigmoid() * s.entropy.square() + s.kl.sqrt()).sum().mul(-3.0).backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kl", ["none", "k2", "exact"])
+def test_policy_loss_from_logits_is_the_reference(implementation, kl):
+    ref, target, a, old = rows(1), torch.tensor([0, 299, 5, 5, 7]), rows(2)[:, 0], rows(3)[:, 0] - 6
+    x, y = rows().requires_grad_(), rows().double().requires_grad_()
+    options = {"kl": kl, "kl_coef": 0.3, "entropy_coef": 0.1, "rollout_weight": 0.5, "dual_clip": 1.5}
+    out = policy_loss_from_logits(
+        x,
+        target,
+        advantage=a,
+        token_weight=0.2,
+        old_logp=old,
+        ref_logits=ref,
+        clip=(0.1, 0.3),
+        implementation=implementation,
+        **options,
+    )
+    o = Objective(a.double(), 0.2, old.double(), clip_low=0.1, clip_high=0.3, **options)
+    true = reference.policy_loss(y, target, o, ref_logits=ref.double())
+    (2 * out.loss).backward()
+    (2 * true.loss.sum()).backward()
+    torch.testing.assert_close(out.loss.double(), true.loss.sum(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(x.grad.double(), y.grad, rtol=1e-4, atol=1e-7)
+    assert torch.equal(out.clipped, true.clipped)
+
+
+def test_logits_may_be_used_elsewhere_and_changing_them_is_an_error():
+    x = rows().requires_grad_()
+    z = x * 1.0
+    before = z.detach().clone()
+    stats = token_stats(z, torch.zeros(5, dtype=torch.long))
+    (stats.logp.sum() + z.square().sum()).backward(retain_graph=True)
+    assert torch.equal(z.detach(), before)
+    first = x.grad.clone()
+    (stats.logp.sum() + z.square().sum()).backward()
+    torch.testing.assert_close(x.grad, 2 * first)
+    stats = token_stats(z, torch.zeros(5, dtype=torch.long))
+    with torch.no_grad():
+        z.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stats.logp.sum().backward()
+
+
+def test_second_derivatives_are_refused():
+    x = rows().requires_grad_()
+    gradient = torch.autograd.grad(token_stats(x, torch.zeros(5, dtype=torch.long)).logp.sum(), x, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"kl": "exact"}, "needs ref_logits"),
+        ({"kl": "k3"}, "or ref_logp"),
+        ({"ref_logits": rows(n=4), "kl": "exact"}, "do not fit"),
+    ],
+)
+def test_bad_input_is_named(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        policy_loss_from_logits(rows(), torch.zeros(5, dtype=torch.long), advantage=1.0, token_weight=1.0, **arguments)
