@@ -1,7 +1,6 @@
 // Table of contents: the schema of every op and the check of its arguments.
 #include "ops.h"
 
-#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 namespace fastsched {
@@ -74,12 +73,39 @@ void add_(Tensor& total, const Tensor& part, bool first) {
   cpu::add_(total, part, first);
 }
 
-Tensor active_columns(const Tensor& dlogits, const Tensor& threshold) {
+void check_dlogits(const Tensor& dlogits) {
   auto type = dlogits.scalar_type();
   TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16, "dlogits must be fp32 or bf16, got ", type);
   TORCH_CHECK_VALUE(dlogits.dim() == 2 && dlogits.stride(1) == 1, "dlogits must be [R, V] with contiguous rows");
+}
+
+void check_index(const Tensor& index, int64_t size) {
+  TORCH_CHECK_VALUE(index.dim() == 1 && index.scalar_type() == at::kLong && index.is_contiguous(), "the index must be contiguous int64 [K]");
+  if (index.numel()) {
+    TORCH_CHECK_INDEX(index.min().item<int64_t>() >= 0 && index.max().item<int64_t>() < size, "index outside [0, ", size, ")");
+  }
+}
+
+std::tuple<Tensor, Tensor> active_columns(const Tensor& dlogits, const Tensor& threshold) {
+  check_dlogits(dlogits);
   check_numbers(threshold, {dlogits.size(0)}, "threshold");
   return cpu::active_columns(dlogits, threshold);
+}
+
+Tensor gather_columns(const Tensor& dlogits, const Tensor& columns) {
+  check_dlogits(dlogits);
+  check_index(columns, dlogits.size(1));
+  return cpu::gather_columns(dlogits, columns);
+}
+
+void add_rows_(Tensor& total, const Tensor& rows, const Tensor& part) {
+  auto type = part.scalar_type();
+  TORCH_CHECK_NOT_IMPLEMENTED(total.scalar_type() == at::kFloat && (type == at::kFloat || type == at::kBFloat16), "need fp32 += fp32 or bf16");
+  TORCH_CHECK_VALUE(total.dim() == 2 && part.dim() == 2 && part.size(0) == rows.size(0) && part.size(1) == total.size(1) &&
+                        total.is_contiguous() && part.is_contiguous(),
+                    "need contiguous total [V, H] and part [K, H]");
+  check_index(rows, total.size(0));
+  cpu::add_rows_(total, rows, part);
 }
 
 }  // namespace
@@ -92,7 +118,9 @@ TORCH_LIBRARY(fastsched_kernels, m) {
   m.def("policy_rows_(Tensor(a!) logits, Tensor target, Tensor? ref_logits, Tensor table, int kl, int flags, float softcap) -> Tensor");
   m.def("ema_and_drift_(Tensor(a!)[] avg, Tensor[] params, float alpha) -> Tensor");
   m.def("add_(Tensor(a!) total, Tensor part, bool first) -> ()");
-  m.def("active_columns(Tensor dlogits, Tensor threshold) -> Tensor");
+  m.def("active_columns(Tensor dlogits, Tensor threshold) -> (Tensor, Tensor)");
+  m.def("gather_columns(Tensor dlogits, Tensor columns) -> Tensor");
+  m.def("add_rows_(Tensor(a!) total, Tensor rows, Tensor part) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(fastsched_kernels, CPU, m) {
@@ -102,4 +130,6 @@ TORCH_LIBRARY_IMPL(fastsched_kernels, CPU, m) {
   m.impl("ema_and_drift_", fastsched::ema_and_drift_);
   m.impl("add_", fastsched::add_);
   m.impl("active_columns", fastsched::active_columns);
+  m.impl("gather_columns", fastsched::gather_columns);
+  m.impl("add_rows_", fastsched::add_rows_);
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <tuple>
 
 namespace fastsched {
 
@@ -58,8 +59,14 @@ Tensor ema_and_drift_(at::TensorList avg, at::TensorList params, double alpha);
 // total (fp32) += part (bf16), or = part when it is the first
 void add_(Tensor& total, const Tensor& part, bool first);
 
-// dlogits [R, V], threshold [R] -> [V] bool: some row exceeds its threshold in this column
-Tensor active_columns(const Tensor& dlogits, const Tensor& threshold);
+// dlogits [R, V], threshold [R] -> [V] bool: some row exceeds its threshold in this column; [V] fp32: sum |dlogits| of the column
+std::tuple<Tensor, Tensor> active_columns(const Tensor& dlogits, const Tensor& threshold);
+
+// dlogits [R, V], columns [K] -> [R, K]
+Tensor gather_columns(const Tensor& dlogits, const Tensor& columns);
+
+// total [V, H] fp32: total[rows[i]] += part[i]; the rows are distinct
+void add_rows_(Tensor& total, const Tensor& rows, const Tensor& part);
 
 }  // namespace cpu
 }  // namespace fastsched

@@ -46,9 +46,7 @@ def _one_pass(avg: Sequence[Tensor], params: Sequence[Tensor]) -> bool:
     contiguous = all(a.is_contiguous() and p.is_contiguous() for a, p in zip(avg, params, strict=True))
     if not contiguous or any(p.dtype not in types for p in params) or cpu_ops.load() is not None:
         return False
-    return torch._C._dispatch_has_kernel_for_dispatch_key(
-        "fastsched_kernels::ema_and_drift_", avg[0].device.type.upper()
-    )
+    return torch._C._dispatch_has_kernel_for_dispatch_key("fastsched_kernels::ema_and_drift_", avg[0].device.type.upper())
 
 
 def _check(avg: Sequence[Tensor], params: Sequence[Tensor], alpha: float) -> None:
@@ -59,6 +57,5 @@ def _check(avg: Sequence[Tensor], params: Sequence[Tensor], alpha: float) -> Non
     for i, (a, p) in enumerate(zip(avg, params, strict=True)):
         if a.shape != p.shape or a.dtype != torch.float32:
             raise ValueError(
-                f"tensor {i}: the average is {a.dtype} {tuple(a.shape)}, the parameter {tuple(p.shape)}; "
-                "need fp32 and equal shapes"
+                f"tensor {i}: the average is {a.dtype} {tuple(a.shape)}, the parameter {tuple(p.shape)}; need fp32 and equal shapes"
             )

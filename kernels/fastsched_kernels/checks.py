@@ -8,9 +8,7 @@ from torch import Tensor
 from fastsched_kernels.reference import KL_KINDS, KLKind, Number
 
 
-def check_shapes(
-    hidden: Tensor, weight: Tensor, target: Tensor, ref_hidden: Optional[Tensor], ref_weight: Optional[Tensor]
-) -> None:
+def check_shapes(hidden: Tensor, weight: Tensor, target: Tensor, ref_hidden: Optional[Tensor], ref_weight: Optional[Tensor]) -> None:
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden [N, H] and weight [V, H] do not fit: {tuple(hidden.shape)}, {tuple(weight.shape)}")
     if target.shape != hidden.shape[:1] or target.dtype != torch.int64:
@@ -36,9 +34,7 @@ def check_target(target: Tensor, vocabulary: int) -> None:
         torch._assert_async(inside.all())
     elif not inside.all():
         row = int((~inside).nonzero()[0])
-        raise IndexError(
-            f"target {int(target[row])} (computed row {row}) lies outside the vocabulary [0, {vocabulary})"
-        )
+        raise IndexError(f"target {int(target[row])} (computed row {row}) lies outside the vocabulary [0, {vocabulary})")
 
 
 def check_level(level: str, sequence: Optional[Tensor], compute: str) -> None:

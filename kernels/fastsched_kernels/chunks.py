@@ -71,9 +71,7 @@ class OnePass(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_loss, *_):
         if ctx.gradients is None:
-            raise RuntimeError(
-                "the gradient of this loss was formed in the forward pass and has been used: compute the loss again"
-            )
+            raise RuntimeError("the gradient of this loss was formed in the forward pass and has been used: compute the loss again")
         gradients, ctx.gradients = ctx.gradients, None
         return *gradients.finish(grad_loss), None, None, None
 
@@ -88,15 +86,9 @@ class Recompute(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             states, refs = [], []
             for c, _, _ in chunks(hidden, weight, bias, head):
-                states.append(
-                    head.rows.row_stats(c.logits, c.target, c.ref_logits, c.temperature, head.softcap, c.target_logit)
-                )
+                states.append(head.rows.row_stats(c.logits, c.target, c.ref_logits, c.temperature, head.softcap, c.target_logit))
                 refs.append(torch.full_like(states[-1].logp, torch.nan) if c.ref_logp is None else c.ref_logp)
-            state = (
-                RowState(*(torch.cat(v) for v in zip(*states, strict=True)))
-                if states
-                else RowState(*_no_rows(hidden, 8))
-            )
+            state = RowState(*(torch.cat(v) for v in zip(*states, strict=True))) if states else RowState(*_no_rows(hidden, 8))
         ctx.save_for_backward(hidden, weight, bias, *state)
         ctx.head = head
         ref_logp = torch.cat(refs) if refs else torch.empty_like(state.logp)
@@ -112,9 +104,7 @@ class Recompute(torch.autograd.Function):
             gradients = Gradients.of(hidden, weight, bias, ctx.needs_input_grad[:3])
             for c, x, w in chunks(hidden, weight, bias, head._replace(ref_target=False)):
                 part, coefficients = RowState(*(v[c.rows] for v in state)), Coefficients(*(g[c.rows] for g in upstream))
-                head.rows.row_dlogits_(
-                    c.logits, c.target, c.ref_logits, part, coefficients, c.temperature, head.softcap
-                )
+                head.rows.row_dlogits_(c.logits, c.target, c.ref_logits, part, coefficients, c.temperature, head.softcap)
                 gradients.add(c, x, w, sum(g.abs() for g in coefficients), head.filter_eps)
         return *gradients.finish(torch.ones((), device=hidden.device)), None
 
@@ -159,9 +149,7 @@ class Gradients(NamedTuple):
         return tuple(_finished(g, upstream, unit, dtype) for g, dtype in zip(self[:3], self.dtypes, strict=True))
 
 
-def _finished(
-    gradient: Optional[Tensor], upstream: Tensor, unit: bool, dtype: Optional[torch.dtype]
-) -> Optional[Tensor]:
+def _finished(gradient: Optional[Tensor], upstream: Tensor, unit: bool, dtype: Optional[torch.dtype]) -> Optional[Tensor]:
     if gradient is None or unit:
         return gradient if gradient is None else gradient.to(dtype)
     return torch.mul(gradient, upstream.to(gradient.dtype), out=gradient.new_empty(gradient.shape, dtype=dtype))
@@ -174,13 +162,18 @@ def add_product_(total: Tensor, dz: Tensor, x: Tensor, first: bool) -> None:
     elif dz.is_cuda:
         torch.addmm(total, dz.t(), x, beta=0.0 if first else 1.0, out_dtype=total.dtype, out=total)
     else:
-        compiled = dz.dtype == torch.bfloat16 and cpu_ops.load() is None
-        for part, columns in zip(total.split(_TILE), dz.split(_TILE, dim=1), strict=True):
-            product = torch.mm(columns.t(), x)
-            if compiled:
-                torch.ops.fastsched_kernels.add_(part, product, first)
-            else:
-                part.copy_(product) if first else part.add_(product)
+        _add_in_tiles(total, dz, x, first)
+
+
+def _add_in_tiles(total: Tensor, dz: Tensor, x: Tensor, first: bool) -> None:
+    compiled = dz.dtype == torch.bfloat16 and cpu_ops.load() is None
+    buffer = x.new_empty(min(_TILE, len(total)), x.shape[1])
+    for part, columns in zip(total.split(_TILE), dz.split(_TILE, dim=1), strict=True):
+        product = torch.mm(columns.t(), x, out=buffer[: len(part)])
+        if compiled:
+            torch.ops.fastsched_kernels.add_(part, product, first)
+        else:
+            part.copy_(product if first else part + product)
 
 
 _TILE = 8192
@@ -205,9 +198,7 @@ def chunks(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], head: Head):
             ref_logp = head.rows.row_stats(ref, target, None, temperature, head.softcap, fine).logp
         z = _logits(x, w, bias, buffer)
         yield (
-            Chunk(
-                rows, z, target, temperature, ref if head.ref_rows else None, ref_logp, target_logit(x, w, bias, target)
-            ),
+            Chunk(rows, z, target, temperature, ref if head.ref_rows else None, ref_logp, target_logit(x, w, bias, target)),
             x,
             w,
         )
@@ -248,6 +239,4 @@ def _buffer(hidden: Tensor, chunk: int, v: int) -> Tensor:
 
 def _no_rows(hidden: Tensor, count: int = 7) -> list[Tensor]:
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    return [
-        torch.zeros(0, dtype=torch.bool if count == 7 and i == 5 else dtype, device=hidden.device) for i in range(count)
-    ]
+    return [torch.zeros(0, dtype=torch.bool if count == 7 and i == 5 else dtype, device=hidden.device) for i in range(count)]

@@ -12,26 +12,34 @@ from torch import Tensor
 from fastsched_kernels import cpu_ops
 
 
-def accumulate_filtered(
-    dz: Tensor, x: Tensor, w: Tensor, dx: Optional[Tensor], dw: Optional[Tensor], threshold: Tensor
-) -> Tensor:
+def accumulate_filtered(dz: Tensor, x: Tensor, w: Tensor, dx: Optional[Tensor], dw: Optional[Tensor], threshold: Tensor) -> Tensor:
     """dx <- dz w, dw += dz^T x over the active columns; returns the share of sum |dz| that was left out, fp32 scalar.
 
-    dz [C, V], x [C, H], w [V, H], threshold [C] fp32.
+    dz [C, V], x [C, H], w [V, H], threshold [C] fp32, dw [V, H] fp32 (fp64 for fp64).
     """
-    columns = active_columns(dz, threshold).nonzero().squeeze(-1)
-    kept = dz.index_select(1, columns)
+    active, sums = active_columns(dz, threshold)
+    columns = active.nonzero().squeeze(-1)
+    compiled = _compiled(dz)
+    kept = torch.ops.fastsched_kernels.gather_columns(dz, columns) if compiled else dz.index_select(1, columns)
     if dx is not None:
         torch.mm(kept, w.index_select(0, columns), out=dx)
     if dw is not None:
-        dw.index_add_(0, columns, torch.mm(kept.t(), x).to(dw.dtype))
-    total = torch.linalg.vector_norm(dz, 1, dtype=torch.float32)
-    return 1 - torch.linalg.vector_norm(kept, 1, dtype=torch.float32) / total.clamp(min=1e-30)
+        product = torch.mm(kept.t(), x)
+        if compiled:
+            torch.ops.fastsched_kernels.add_rows_(dw, columns, product.contiguous())
+        else:
+            dw.index_add_(0, columns, product.to(dw.dtype))
+    return torch.where(active, 0.0, sums).sum() / sums.sum().clamp(min=1e-30)
 
 
-def active_columns(dz: Tensor, threshold: Tensor) -> Tensor:
-    """[V] bool: |dz| > threshold in some row; NaN counts as active."""
-    compiled = dz.device.type == "cpu" and dz.dtype in (torch.float32, torch.bfloat16) and cpu_ops.load() is None
-    if compiled:
+def active_columns(dz: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """[V] bool: |dz| > threshold in some row, NaN counts as active; [V] fp32: sum |dz| of each column."""
+    if _compiled(dz):
         return torch.ops.fastsched_kernels.active_columns(dz, threshold.float().contiguous())
-    return ~(dz.abs() <= threshold.unsqueeze(-1).to(dz.dtype)).all(0)
+    size = dz.abs()
+    active = ~(size <= threshold.unsqueeze(-1).to(dz.dtype)).all(0)
+    return active, size.sum(0, dtype=torch.float32)
+
+
+def _compiled(dz: Tensor) -> bool:
+    return dz.device.type == "cpu" and dz.dtype in (torch.float32, torch.bfloat16) and cpu_ops.load() is None

@@ -11,7 +11,7 @@ from fastsched_kernels.reference import Number, Objective
 from fastsched_kernels.rows import Coefficients, RowState
 from fastsched_kernels.table import PolicyRows, kl_index, number_vector, objective_flags, objective_table, policy_rows
 
-_OPS = ("row_stats", "row_dlogits_", "policy_rows_", "ema_and_drift_", "add_", "active_columns")
+_OPS = ("row_stats", "row_dlogits_", "policy_rows_", "ema_and_drift_", "add_", "active_columns", "gather_columns", "add_rows_")
 _LEVELS = ("DEFAULT", "AVX2", "AVX512")
 
 
@@ -42,9 +42,7 @@ def row_stats(
     """As rows.row_stats."""
     t = number_vector(temperature, len(target), logits.device)
     fine = None if target_logit is None else target_logit.float()
-    return RowState(
-        *torch.ops.fastsched_kernels.row_stats(logits, target, ref_logits, t, softcap or 0.0, fine).unbind(0)
-    )
+    return RowState(*torch.ops.fastsched_kernels.row_stats(logits, target, ref_logits, t, softcap or 0.0, fine).unbind(0))
 
 
 def row_dlogits_(
@@ -58,9 +56,7 @@ def row_dlogits_(
 ) -> Tensor:
     """As rows.row_dlogits_."""
     t = number_vector(temperature, len(target), logits.device)
-    torch.ops.fastsched_kernels.row_dlogits_(
-        logits, target, ref_logits, torch.stack(state), torch.stack(c).float(), t, softcap or 0.0
-    )
+    torch.ops.fastsched_kernels.row_dlogits_(logits, target, ref_logits, torch.stack(state), torch.stack(c).float(), t, softcap or 0.0)
     return logits
 
 
@@ -78,9 +74,7 @@ def policy_rows_(
     table = objective_table(objective, len(target), temperature, target_logit, logits.device)
     flags = objective_flags(objective, target_logit, backward)
     return policy_rows(
-        torch.ops.fastsched_kernels.policy_rows_(
-            logits, target, ref_logits, table, kl_index(objective), flags, softcap or 0.0
-        )
+        torch.ops.fastsched_kernels.policy_rows_(logits, target, ref_logits, table, kl_index(objective), flags, softcap or 0.0)
     )
 
 
@@ -88,9 +82,11 @@ def _register_fakes() -> None:
     fake = torch.library.register_fake
     fake("fastsched_kernels::row_stats")(lambda logits, *_: logits.new_empty((8, logits.shape[0]), dtype=torch.float32))
     fake("fastsched_kernels::row_dlogits_")(lambda *_: None)
-    fake("fastsched_kernels::policy_rows_")(
-        lambda logits, *_: logits.new_empty((7, logits.shape[0]), dtype=torch.float32)
-    )
+    fake("fastsched_kernels::policy_rows_")(lambda logits, *_: logits.new_empty((7, logits.shape[0]), dtype=torch.float32))
     fake("fastsched_kernels::ema_and_drift_")(lambda avg, *_: torch.empty(2, dtype=torch.float64))
     fake("fastsched_kernels::add_")(lambda *_: None)
-    fake("fastsched_kernels::active_columns")(lambda dlogits, _: dlogits.new_empty(dlogits.shape[1], dtype=torch.bool))
+    fake("fastsched_kernels::active_columns")(
+        lambda dlogits, _: (dlogits.new_empty(dlogits.shape[1], dtype=torch.bool), dlogits.new_empty(dlogits.shape[1], dtype=torch.float32))
+    )
+    fake("fastsched_kernels::gather_columns")(lambda dlogits, columns: dlogits.new_empty(dlogits.shape[0], columns.shape[0]))
+    fake("fastsched_kernels::add_rows_")(lambda *_: None)

@@ -134,18 +134,14 @@ def _policy_step(head: Head, objective: Objective):
     def step(c: Chunk, backward: bool) -> PolicyRows:
         part = _part(objective, c.rows)
         part = part if c.ref_logp is None else part._replace(ref_logp=c.ref_logp)
-        return head.rows.policy_rows_(
-            c.logits, c.target, c.ref_logits, part, c.temperature, head.softcap, c.target_logit, backward
-        )
+        return head.rows.policy_rows_(c.logits, c.target, c.ref_logits, part, c.temperature, head.softcap, c.target_logit, backward)
 
     return step
 
 
 def _recomputed(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], head: Head, objective: Objective) -> tuple:
     logp, entropy, kl, ref_logp = Recompute.apply(hidden, weight, bias, head)
-    out: TokenLoss = token_loss(
-        logp, entropy, kl, objective._replace(ref_logp=ref_logp) if head.ref_target else objective
-    )
+    out: TokenLoss = token_loss(logp, entropy, kl, objective._replace(ref_logp=ref_logp) if head.ref_target else objective)
     return (
         out.loss.sum(),
         logp.detach(),
@@ -199,9 +195,7 @@ def linear_token_loss(
     check_shapes(hidden, weight, target, ref_hidden, ref_weight)
     rows = None if keep is None or bool(keep.all()) else keep.nonzero().squeeze(-1)
     head = _head(hidden, weight, target, rows, temperature, softcap, chunk_rows, implementation)
-    head = head._replace(
-        ref_hidden=pick(ref_hidden, rows), ref_weight=ref_weight, ref_rows=ref_hidden is not None, filter_eps=filter_eps
-    )
+    head = head._replace(ref_hidden=pick(ref_hidden, rows), ref_weight=ref_weight, ref_rows=ref_hidden is not None, filter_eps=filter_eps)
     tokens = {k: pick(v, rows) for k, v in (tokens or {}).items()}
 
     def step(c: Chunk, backward: bool) -> PolicyRows:
@@ -210,16 +204,12 @@ def linear_token_loss(
         with torch.set_grad_enabled(backward):
             value = loss(*leaves, {k: pick(v, c.rows) for k, v in tokens.items()})
             if value.shape != state.logp.shape:
-                raise ValueError(
-                    f"the loss must return one number for each row, [{len(state.logp)}], got {tuple(value.shape)}"
-                )
+                raise ValueError(f"the loss must return one number for each row, [{len(state.logp)}], got {tuple(value.shape)}")
             d = derivatives(value, leaves)
         if backward:
             head.rows.row_dlogits_(c.logits, c.target, c.ref_logits, state, d, c.temperature, head.softcap)
         zeros = torch.zeros_like(state.logp)
-        return PolicyRows(
-            value.detach(), state.logp, state.entropy, state.kl, zeros, zeros.bool(), sum(x.abs() for x in d)
-        )
+        return PolicyRows(value.detach(), state.logp, state.entropy, state.kl, zeros, zeros.bool(), sum(x.abs() for x in d))
 
     total, *vectors = OnePass.apply(_kept(hidden, rows), weight, bias, head, step, torch.is_grad_enabled())[:4]
     return TokenLossResult(total, *(_spread(v, rows, hidden.shape[0]) for v in vectors))

@@ -46,14 +46,8 @@ def token_stats(
     logits [R, V], target [R] int64 in [0, V), ref_logits [R, V] of the same dtype, temperature a scalar or [R].
     Raises ValueError or IndexError for shapes and targets that do not fit.
     """
-    if (
-        logits.dim() != 2
-        or target.shape != logits.shape[:1]
-        or (ref_logits is not None and ref_logits.shape != logits.shape)
-    ):
-        raise ValueError(
-            f"logits [R, V], target [R] and ref_logits [R, V] do not fit: {tuple(logits.shape)}, {tuple(target.shape)}"
-        )
+    if logits.dim() != 2 or target.shape != logits.shape[:1] or (ref_logits is not None and ref_logits.shape != logits.shape):
+        raise ValueError(f"logits [R, V], target [R] and ref_logits [R, V] do not fit: {tuple(logits.shape)}, {tuple(target.shape)}")
     check_target(target, logits.shape[1])
     rows = choose(logits.device, logits.dtype, implementation)
     return LogitStats(*_TokenStats.apply(logits, target, ref_logits, temperature, softcap, rows))

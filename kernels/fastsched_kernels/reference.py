@@ -60,9 +60,7 @@ def scaled(logits: Tensor, temperature: Number = 1.0, softcap: Optional[float] =
     x = logits if logits.dtype == torch.float64 else logits.float()
     if softcap is not None:
         x = softcap * torch.tanh(x / softcap)
-    return x / (
-        temperature.unsqueeze(-1).to(x) if isinstance(temperature, Tensor) and temperature.dim() else temperature
-    )
+    return x / (temperature.unsqueeze(-1).to(x) if isinstance(temperature, Tensor) and temperature.dim() else temperature)
 
 
 def token_stats(

@@ -39,9 +39,7 @@ class PolicyRows(NamedTuple):
     size: Tensor  # [R] |dloss/dlogp| + |dloss/dentropy| + |dloss/dkl|
 
 
-def objective_table(
-    o: Objective, n: int, temperature: Number, target_logit: Optional[Tensor], device: torch.device
-) -> Tensor:
+def objective_table(o: Objective, n: int, temperature: Number, target_logit: Optional[Tensor], device: torch.device) -> Tensor:
     """[n, len(COLUMNS)] fp32; an absent number is 0, which no kernel reads."""
     numbers = [*(getattr(o, name) for name in COLUMNS[:-2]), temperature, target_logit]
     columns = [torch.as_tensor(0.0 if x is None else x, dtype=torch.float32, device=device).expand(n) for x in numbers]

@@ -26,15 +26,11 @@ def assert_no_worse(ours: Tensor, baseline: Tensor, truth: Tensor, what: str = "
     Infinities and NaN must sit at the same places in `ours` and `truth`.
     """
     finite = truth.isfinite()
-    same = torch.equal(ours.isfinite(), finite) and torch.equal(
-        ours[~finite].double().nan_to_num(), truth[~finite].nan_to_num()
-    )
+    same = torch.equal(ours.isfinite(), finite) and torch.equal(ours[~finite].double().nan_to_num(), truth[~finite].nan_to_num())
     assert same, f"{what}: not finite at other places than the truth"
     slack = TOLERANCE[baseline.dtype]
     error, allowed = (relative_error(x[finite], truth[finite]) for x in (ours, baseline.nan_to_num()))
-    assert error <= factor * allowed + slack, (
-        f"{what}: relative error {error:.3e}, PyTorch in {baseline.dtype} makes {allowed:.3e}"
-    )
+    assert error <= factor * allowed + slack, f"{what}: relative error {error:.3e}, PyTorch in {baseline.dtype} makes {allowed:.3e}"
 
 
 @contextmanager

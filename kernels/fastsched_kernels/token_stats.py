@@ -99,9 +99,7 @@ def _combine_kernel(PARTIAL, Z_TARGET, OUT, count):
 
 
 @triton.jit
-def _target_kernel(
-    X, stride, TARGET, FINE, TEMPERATURE, t_stride, OUT, softcap, HAS_FINE: tl.constexpr, SOFTCAP: tl.constexpr
-):
+def _target_kernel(X, stride, TARGET, FINE, TEMPERATURE, t_stride, OUT, softcap, HAS_FINE: tl.constexpr, SOFTCAP: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     if HAS_FINE:
         x = tl.load(FINE + row)

@@ -28,9 +28,7 @@ def scaled(x, inv_temperature, softcap, SOFTCAP: tl.constexpr):
 def load_block(X, offs, v, inv_temperature, softcap, SOFTCAP: tl.constexpr, MASKED: tl.constexpr):
     """A block of z; beyond the row it is -inf. Unmasked blocks load 16 bytes at a time for every V."""
     if MASKED:
-        return tl.where(
-            offs < v, scaled(tl.load(X + offs, mask=offs < v, other=0.0), inv_temperature, softcap, SOFTCAP), NEG_INF
-        )
+        return tl.where(offs < v, scaled(tl.load(X + offs, mask=offs < v, other=0.0), inv_temperature, softcap, SOFTCAP), NEG_INF)
     return scaled(tl.load(X + offs), inv_temperature, softcap, SOFTCAP)
 
 
@@ -98,9 +96,7 @@ def add_block(
 
 
 @triton.jit
-def row_state(
-    X, REF, begin, end, inv_temperature, softcap, HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr
-):
+def row_state(X, REF, begin, end, inv_temperature, softcap, HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
     """Partial state of columns [begin, end); begin is a multiple of BLOCK. Full blocks unmasked, then one masked
     tail.
     """

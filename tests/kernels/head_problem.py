@@ -12,9 +12,7 @@ N, H, V = 37, 24, 101
 def problem(dtype=torch.float64, n=N, v=V, seed=0):
     g = seeded(seed)
     rand = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
-    tensors = dict(
-        hidden=rand(n, H), weight=rand(v, H) * 0.5, bias=rand(v), ref_hidden=rand(n, H), ref_weight=rand(v, H) * 0.5
-    )
+    tensors = dict(hidden=rand(n, H), weight=rand(v, H) * 0.5, bias=rand(v), ref_hidden=rand(n, H), ref_weight=rand(v, H) * 0.5)
     tensors = {k: x.to(dtype) for k, x in tensors.items()}
     numbers = dict(advantage=rand(n), token_weight=torch.rand(n, generator=g, dtype=torch.float64) / n)
     logits = tensors["hidden"].double() @ tensors["weight"].double().t()

@@ -126,9 +126,7 @@ def test_tied_embedding_receives_both_gradients():
     tied = torch.nn.Parameter(tensors["weight"].clone())
     for loss_of in (
         lambda h: policy_loss(h, tied, target, **numbers, old_logp=old).loss,
-        lambda h: reference.policy_loss(
-            h @ tied.t(), target, Objective(**numbers, old_logp=old, clip_low=0.2, clip_high=0.2)
-        ).loss.sum(),
+        lambda h: reference.policy_loss(h @ tied.t(), target, Objective(**numbers, old_logp=old, clip_low=0.2, clip_high=0.2)).loss.sum(),
     ):
         loss_of(tied[target]).backward()
         tied.grads = [*getattr(tied, "grads", []), tied.grad]
@@ -239,11 +237,7 @@ def test_statistics_carry_any_upstream_gradient(implementation):
     ):
         grads = []
         for dtype in (torch.float32, torch.float64):
-            leaves = {
-                k: x.detach().to(dtype, copy=True).requires_grad_()
-                for k, x in tensors.items()
-                if not k.startswith("ref")
-            }
+            leaves = {k: x.detach().to(dtype, copy=True).requires_grad_() for k, x in tensors.items() if not k.startswith("ref")}
             refs = {k: x.to(dtype) for k, x in tensors.items() if k.startswith("ref")}
             if dtype == torch.float32:
                 stats = linear_token_stats(**leaves, target=target, **refs, chunk_rows=9, implementation=implementation)

@@ -42,9 +42,7 @@ def gradients(implementation, x, target, ref, coefficients, temperature=1.0, sof
     by_autograd = []
     for dtype in (torch.float64, x.dtype):
         leaf = x.to(dtype).clone().requires_grad_()
-        s = reference.token_stats(
-            leaf, target, ref_logits=None if ref is None else ref.to(dtype), temperature=temperature, softcap=softcap
-        )
+        s = reference.token_stats(leaf, target, ref_logits=None if ref is None else ref.to(dtype), temperature=temperature, softcap=softcap)
         loss = (c.logp * s.logp + c.entropy * s.entropy).sum() + (0.0 if ref is None else (c.kl * s.kl).sum())
         by_autograd.append(torch.autograd.grad(loss, leaf)[0])
     return state, ours, *by_autograd
@@ -56,9 +54,7 @@ def check(implementation, x, target, ref=None, **scales):
         state, ours, truth, eager = gradients(implementation, x, target, ref, c, **scales)
     stats = reference.token_stats(x.double(), target, ref_logits=None if ref is None else ref.double(), **scales)
     for name in ("logp", "entropy", "kl"):
-        torch.testing.assert_close(
-            getattr(state, name).double(), getattr(stats, name), rtol=1e-5, atol=1e-5, equal_nan=True
-        )
+        torch.testing.assert_close(getattr(state, name).double(), getattr(stats, name), rtol=1e-5, atol=1e-5, equal_nan=True)
     for row in range(len(x)):
         assert_no_worse(ours[row], eager[row], truth[row], f"row {row}")
     rest = torch.ones_like(x, dtype=torch.bool).scatter_(-1, target[:, None], False)
@@ -73,10 +69,7 @@ def test_any_vocabulary_first_and_last_target(implementation, dtype, v):
     """Spans a row shorter than a vector, tails of a vector and of a block, the target in the tail."""
     for ref in (None, logits(4, v, dtype, 1)):
         check(implementation, logits(4, v, dtype), torch.tensor([0, v - 1, v // 2, v - 1]), ref)
-        assert (
-            implementation.row_stats(logits(4, v, dtype), torch.tensor([0, v - 1, v // 2, v - 1]), ref, 1.0, None).logp
-            <= 0
-        ).all()
+        assert (implementation.row_stats(logits(4, v, dtype), torch.tensor([0, v - 1, v // 2, v - 1]), ref, 1.0, None).logp <= 0).all()
 
 
 @each
@@ -87,9 +80,7 @@ def test_real_vocabularies(implementation, v):
 
 
 @each
-@pytest.mark.parametrize(
-    "where", [slice(0, 2048), slice(2048, 4096), slice(4096, 5000)], ids=["first", "middle", "last"]
-)
+@pytest.mark.parametrize("where", [slice(0, 2048), slice(2048, 4096), slice(4096, 5000)], ids=["first", "middle", "last"])
 def test_masked_block(implementation, where):
     x, ref = logits(2, 5000), logits(2, 5000, seed=1)
     x[:, where] = -INF
@@ -117,9 +108,7 @@ def test_reference_without_support_gives_infinite_kl_and_no_nan(implementation):
     x, ref = logits(1, 40), logits(1, 40, seed=1)
     ref[0, 5] = -INF
     state = implementation.row_stats(x, torch.tensor([3]), ref, 1.0, None)
-    gradient = implementation.row_dlogits_(
-        x.clone(), torch.tensor([3]), ref, state, rows.Coefficients(*torch.ones(3, 1)), 1.0, None
-    )
+    gradient = implementation.row_dlogits_(x.clone(), torch.tensor([3]), ref, state, rows.Coefficients(*torch.ones(3, 1)), 1.0, None)
     assert state.kl == INF and gradient.isfinite().all()
 
 
@@ -136,9 +125,7 @@ def test_common_offset_costs_no_precision(implementation, offset, ref_offset):
 
 
 @each
-@pytest.mark.parametrize(
-    "scales", [{"temperature": 0.3}, {"softcap": 4.0}, {"temperature": torch.tensor([0.3, 1.0, 2.5]), "softcap": 4.0}]
-)
+@pytest.mark.parametrize("scales", [{"temperature": 0.3}, {"softcap": 4.0}, {"temperature": torch.tensor([0.3, 1.0, 2.5]), "softcap": 4.0}])
 def test_scales_with_reference(implementation, scales):
     check(implementation, logits(3, 777), torch.tensor([0, 5, 776]), logits(3, 777, seed=1), **scales)
 
@@ -185,9 +172,7 @@ def random_objective(n, kl, seed, on_policy, cispo):
     fine=st.booleans(),
     masked=st.floats(0, 0.9),
 )
-def test_one_launch_equals_the_pytorch_rows(
-    implementation, n, v, kl, seed, on_policy, cispo, temperature, softcap, fine, masked
-):
+def test_one_launch_equals_the_pytorch_rows(implementation, n, v, kl, seed, on_policy, cispo, temperature, softcap, fine, masked):
     x, ref = logits(n, v, seed=seed), logits(n, v, seed=seed + 1) if kl == "exact" else None
     target = torch.randint(v, (n,), generator=seeded(seed))
     x[(torch.rand(n, v, generator=seeded(seed)) < masked).scatter(-1, target[:, None], False)] = -INF
@@ -200,9 +185,7 @@ def test_one_launch_equals_the_pytorch_rows(
         if name == "clipped":
             assert torch.equal(out.clipped, expected.clipped)
         else:
-            torch.testing.assert_close(
-                getattr(out, name), getattr(expected, name), rtol=2e-4, atol=2e-5, equal_nan=True, msg=name
-            )
+            torch.testing.assert_close(getattr(out, name), getattr(expected, name), rtol=2e-4, atol=2e-5, equal_nan=True, msg=name)
     assert relative_error(mine, theirs) < 1e-4 or theirs.norm() < 1e-4
     before = x.clone()
     only = implementation.policy_rows_(x, target, ref, o, temperature, softcap, z, False)
@@ -220,14 +203,28 @@ def test_infinite_kl_with_zero_coefficient_costs_nothing(implementation):
         assert out.loss.isfinite() and out.kl == INF
 
 
-def test_active_columns_in_both_forms():
-    dz = logits(50, 5003, torch.bfloat16) * 1e-3
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_active_columns(dtype):
+    """C++ for bf16 and fp32, PyTorch for fp64."""
+    dz = (logits(50, 5003, torch.bfloat16) * 1e-3).to(dtype)
     threshold = torch.rand(50, generator=seeded(1)) * 0.02
-    expected = (dz.float().abs() > threshold[:, None]).any(0)
-    assert torch.equal(active_columns(dz, threshold), expected) and 0 < expected.sum() < 5003
-    assert torch.equal(active_columns(dz.double(), threshold), expected)
+    active, sums = active_columns(dz, threshold)
+    assert torch.equal(active, (dz.float().abs() > threshold[:, None]).any(0)) and 0 < active.sum() < 5003
+    torch.testing.assert_close(sums, dz.float().abs().sum(0))
     dz[3, 4999] = torch.nan
-    assert active_columns(dz, torch.full((50,), 1e9)).nonzero().tolist() == [[4999]]
+    assert active_columns(dz, torch.full((50,), 1e9))[0].nonzero().tolist() == [[4999]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gather_columns_and_add_rows(dtype):
+    dz, columns = logits(7, 301, dtype), torch.tensor([0, 5, 6, 299, 300])
+    assert torch.equal(torch.ops.fastsched_kernels.gather_columns(dz, columns), dz[:, columns])
+    total, part = logits(301, 13), logits(5, 13, dtype, seed=1)
+    expected = total.index_add(0, columns, part.float())
+    torch.ops.fastsched_kernels.add_rows_(total, columns, part)
+    assert torch.equal(total, expected)
+    with pytest.raises(IndexError, match="outside"):
+        torch.ops.fastsched_kernels.gather_columns(dz, columns + 1)
 
 
 def test_ops_work_under_fake_tensors_and_refuse_other_dtypes():
@@ -262,20 +259,13 @@ def test_more_rows_than_a_grid_dimension():
     assert state.logp.unique().numel() == 1 and len(state.logp) == n
     sources = [inspect.getsource(module) for module in (policy_loss, token_stats)]
     assert all(re.findall(r"_kernel\[\((\w+),", source).count("n") == source.count("_kernel[(") for source in sources)
-    assert all(
-        "row" not in line or "program_id(0)" in line
-        for s in sources
-        for line in s.splitlines()
-        if "program_id(" in line
-    )
+    assert all("row" not in line or "program_id(0)" in line for s in sources for line in s.splitlines() if "program_id(" in line)
 
 
 def test_vocabulary_shards_of_two_ranks_merge_to_the_whole():
     x, ref, target = logits(5, 1000), logits(5, 1000, seed=1), torch.tensor([0, 499, 500, 999, 700])
     x[2, :500] = -INF
-    parts = [
-        shard_states(x[:, s].contiguous(), ref[:, s].contiguous(), 0.7, None) for s in (slice(0, 500), slice(500, 1000))
-    ]
+    parts = [shard_states(x[:, s].contiguous(), ref[:, s].contiguous(), 0.7, None) for s in (slice(0, 500), slice(500, 1000))]
     merged = merge_shards(torch.cat(parts, 1), target_logits(x, target, 0.7, None), True)
     torch.testing.assert_close(merged, rows.row_stats(x, target, ref, 0.7, None), rtol=1e-5, atol=1e-5)
 

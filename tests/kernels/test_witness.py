@@ -22,9 +22,7 @@ def batch(b=3, t=8, h=16, v=50):
 def weights(kind, mask, t):
     """Mask over the denominator of each loss type, as a caller bakes it in."""
     lengths = mask.sum(1, keepdim=True).float()
-    return {"grpo": mask / lengths / len(mask), "bnpo": mask / mask.sum(), "dr_grpo": mask / (len(mask) * t)}[
-        kind
-    ].float()
+    return {"grpo": mask / lengths / len(mask), "bnpo": mask / mask.sum(), "dr_grpo": mask / (len(mask) * t)}[kind].float()
 
 
 @pytest.mark.parametrize("kind", ["grpo", "bnpo", "dr_grpo"])
@@ -44,9 +42,7 @@ def test_liger_agrees(kind, beta):
         max_completion_length=mask.shape[1],
         temperature=0.9,
     )
-    theirs = module(
-        x, w, target, mask.long(), advantage, ref_per_token_logps=ref if beta else None, old_per_token_logps=old
-    )[0]
+    theirs = module(x, w, target, mask.long(), advantage, ref_per_token_logps=ref if beta else None, old_per_token_logps=old)[0]
     theirs.backward()
     y, u = hidden.flatten(0, 1).requires_grad_(), weight.clone().requires_grad_()
     out = policy_loss(
@@ -72,10 +68,7 @@ def test_weight_gradient_error_does_not_grow_with_the_number_of_chunks():
     tensors, numbers, target, old, ref = problem(torch.bfloat16, n=256)
     options = {**numbers, "old_logp": old}
     true = truth(tensors, target, options)[2]["weight"]
-    errors = {
-        rows: relative_error(ours(tensors, target, options, chunk_rows=rows)[2]["weight"], true)
-        for rows in (256, 64, 8, 1)
-    }
+    errors = {rows: relative_error(ours(tensors, target, options, chunk_rows=rows)[2]["weight"], true) for rows in (256, 64, 8, 1)}
     assert max(errors.values()) <= 2 * errors[256], errors
 
 
