@@ -45,7 +45,5 @@ def bench_ema_and_drift(benchmark, dtype):
         ratio = min(ratio, (time.perf_counter() - middle) / (middle - start))
     benchmark.pedantic(ema_and_drift_, args=(avg, params, 0.99), rounds=5, iterations=1)
     moved = SIZE * (8 + dtype.itemsize)  # average read and written, parameter read
-    benchmark.extra_info.update(
-        parameters=SIZE, times_foreach=round(ratio, 3), gb_per_s=round(moved / benchmark.stats["min"] / 1e9, 1)
-    )
+    benchmark.extra_info.update(parameters=SIZE, times_foreach=round(ratio, 3), gb_per_s=round(moved / benchmark.stats["min"] / 1e9, 1))
     print(f"\n{dtype}: {benchmark.stats['min'] * 1e3:.1f} ms, {ratio:.2f}x torch._foreach")

@@ -82,14 +82,8 @@ def peak_gb(case: str, dtype: str) -> float:
     """Peak resident memory of a process that runs the case once, less that of one that only makes the inputs."""
 
     def peak(code: str) -> int:
-        program = (
-            f"from bench import bench_head as b; {code}; print(b.resource.getrusage(b.resource.RUSAGE_SELF).ru_maxrss)"
-        )
-        return int(
-            subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()[
-                -1
-            ]
-        )
+        program = f"from bench import bench_head as b; {code}; print(b.resource.getrusage(b.resource.RUSAGE_SELF).ru_maxrss)"
+        return int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()[-1])
 
     return (peak(f"b.once({case!r}, {dtype!r})") - peak(f"b.inputs(b.DTYPES[{dtype!r}])")) * 1024 / 1e9
 
@@ -122,9 +116,7 @@ def bench_head(benchmark, case, dtype):
         tflops=round(6e-12 * N * H * V / benchmark.stats["min"], 3),
     )
     info = benchmark.extra_info
-    print(
-        f"\n{case:18} {dtype}: {benchmark.stats['min']:.3f} s, {ratio:.2f}x the floor, {info['peak_extra_gb']} GB more"
-    )
+    print(f"\n{case:18} {dtype}: {benchmark.stats['min']:.3f} s, {ratio:.2f}x the floor, {info['peak_extra_gb']} GB more")
 
 
 __all__ = ["bench_head", "inputs", "once", "resource"]

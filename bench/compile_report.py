@@ -64,9 +64,7 @@ def compile_only():
 def compiled_kernels():
     for function in (*vars(token_stats).values(), triton_rows.policy_rows_.__globals__["policy_kernel"]):
         if isinstance(function, triton.JITFunction) and function.device_caches:
-            yield from (
-                (function.__name__, kernel) for cache in function.device_caches.values() for kernel in cache[0].values()
-            )
+            yield from ((function.__name__, kernel) for cache in function.device_caches.values() for kernel in cache[0].values())
 
 
 def padded_logits(rows: int, v: int, dtype: torch.dtype) -> torch.Tensor:
@@ -79,9 +77,7 @@ def objective(n: int, kl: str, on_policy: bool = False, surrogate: str = "clip",
     return Objective(value, 1.0, old, torch.zeros(n), kl, value, value, value, value, 2 + value, 1.0, 0.0, surrogate)
 
 
-def call_policy(
-    v, dtype, kl, on_policy=False, surrogate="clip", softcap=None, fine=True, backward=True, n=2, value=0.1
-):
+def call_policy(v, dtype, kl, on_policy=False, surrogate="clip", softcap=None, fine=True, backward=True, n=2, value=0.1):
     x, ref = padded_logits(n, v, dtype), padded_logits(n, v, dtype) if kl == "exact" else None
     triton_rows.policy_rows_(
         x,
@@ -112,14 +108,10 @@ def cases(every: bool):
         for ref in (False, True):
             yield f"{shape} ref={ref}", lambda v=v, d=dtype, r=ref, s=softcap: call_stats(v, d, r, s)
     flags = itertools.product((False, True), ("clip", "cispo"), (False, True), (False, True))
-    for on_policy, surrogate, fine, backward in (
-        flags if every else [(True, "cispo", False, True), (False, "clip", False, False)]
-    ):
+    for on_policy, surrogate, fine, backward in flags if every else [(True, "cispo", False, True), (False, "clip", False, False)]:
         yield (
             f"on_policy={on_policy} {surrogate} fine={fine} backward={backward}",
-            lambda o=on_policy, s=surrogate, f=fine, b=backward: call_policy(
-                50257, torch.bfloat16, "k3", o, s, None, f, b
-            ),
+            lambda o=on_policy, s=surrogate, f=fine, b=backward: call_policy(50257, torch.bfloat16, "k3", o, s, None, f, b),
         )
 
 

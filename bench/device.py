@@ -69,9 +69,7 @@ def draw(n: int, v: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 def check_policy(fast, n: int, v: int, dtype: torch.dtype, kl: str) -> None:
     x, ref, target = draw(n, v, dtype, 0), draw(n, v, dtype, 1), torch.randint(v, (n,), device=DEVICE)
     a = torch.linspace(-1, 1, n, device=DEVICE)
-    o = Objective(
-        a, 1.0 / n, torch.full((n,), -8.0, device=DEVICE), torch.full((n,), -8.0, device=DEVICE), kl, 0.3, 0.1, 0.2, 0.3
-    )
+    o = Objective(a, 1.0 / n, torch.full((n,), -8.0, device=DEVICE), torch.full((n,), -8.0, device=DEVICE), kl, 0.3, 0.1, 0.2, 0.3)
     by_autograd = []
     for wide in (torch.float64, dtype):
         leaf = x.to(wide).requires_grad_()
@@ -119,9 +117,7 @@ def head(v: int = V, part: str = "head") -> None:
 
     def ours(kept=1.0, **options):
         weights = (order < kept).float() / N
-        return lambda: linear.policy_loss(
-            hidden, weight, target, advantage=a, token_weight=weights, **options
-        ).loss.backward()
+        return lambda: linear.policy_loss(hidden, weight, target, advantage=a, token_weight=weights, **options).loss.backward()
 
     def custom():
         loss = lambda logp, entropy, kl, tokens: -tokens["a"] * (logp - logp.detach()).exp() / N
@@ -165,9 +161,7 @@ def rivals(hidden, weight, target, a) -> dict:
     loss, batch = LigerFusedLinearGRPOLoss(beta=0.0, compiled=not SMALL, use_ref_model=False, chunk_size=1), 8
     shape = (batch, N // batch)
     y = target.view(shape)
-    return cases | {
-        "liger": lambda: loss(hidden.view(*shape, H), weight, y, torch.ones_like(y), a[:batch])[0].backward()
-    }
+    return cases | {"liger": lambda: loss(hidden.view(*shape, H), weight, y, torch.ones_like(y), a[:batch])[0].backward()}
 
 
 def try_case(part: str, what: str, function, teraflop: float, *leaves) -> None:
@@ -211,9 +205,7 @@ def compilations() -> None:
     if INTERPRETED:
         row("compilations", "20 lengths, 5 settings", note="interpreted: nothing compiles")
     else:
-        row(
-            "compilations", "20 lengths, 5 settings", count=sum(len(c[0]) for c in policy_kernel.device_caches.values())
-        )
+        row("compilations", "20 lengths, 5 settings", count=sum(len(c[0]) for c in policy_kernel.device_caches.values()))
 
 
 def averaging() -> None:
