@@ -180,6 +180,7 @@ def policy_rows_(
             SOFTCAP=softcap is not None,
             BLOCK=block_size(v),
             num_warps=8,
+            maxnreg=128,
         )
     return policy_rows(out.t())
 
