@@ -21,7 +21,7 @@ def preset_names() -> list[str]:
 
 def preset_path(name: str) -> Path:
     if name not in preset_names():
-        raise ConfigError(f"--preset: no preset {name!r}{_nearest(name, preset_names())}; `fastsched presets` lists them")
+        raise ConfigError(f"--preset: no preset {name!r}{_nearest(name, preset_names())} (`fastsched presets` lists them)")
     return Path(str(PRESETS / f"{name}.yaml"))
 
 
@@ -87,9 +87,8 @@ def _explain(message: str) -> str:
     if match := re.match(r"Group '(\S+)' does not accept option '(\S+)'", message):
         key = f"{match[1]}.{match[2]}"
         return f"unknown key {key}{_nearest(key, keys)}"
-    if match := re.search(r"Key '(\S+)' is not expected|does not accept option '(\S+)'", message):
-        key = match[1] or match[2]
-        return f"unknown key {key}{_nearest(key, keys + [f.name for f in dataclasses.fields(Config)])}"
+    if match := re.search(r"(?:Key|Option) '(\S+)' is not (?:expected|accepted)", message):
+        return f"unknown key {match[1]}{_nearest(match[1], keys)}"
     return re.sub(r"\s+", " ", message.replace("Parser key ", "")).strip()
 
 

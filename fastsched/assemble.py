@@ -1,24 +1,22 @@
 """Configuration -> the parts of a run, wired to one another. The only module that knows all rooms."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
 import torch
+from fastsched_kernels import implementation
 
-from fastsched.config import Config, ConfigError, DataConfig, require
+from fastsched.config import Config, require
 from fastsched.control.scheduler import Scheduler
-from fastsched.data.datasets import PromptSet, load_prompts, require_batch
+from fastsched.data.datasets import PromptSet
 from fastsched.data.rewards import RewardPool
-from fastsched.data.tasks import arithmetic_rows
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
-from fastsched.engines.models import load_policy, load_tokenizer, resolve_model, stop_token_ids
+from fastsched.engines.models import load_policy, load_tokenizer, stop_token_ids
 from fastsched.engines.rollout import RolloutEngine, open_rollout
 from fastsched.learn.learner import Learner
 from fastsched.log import RunLog
-
-WARM_START_ROWS = 20_000
+from fastsched.prepare import data_lines, load_data, prepare_model
 
 
 @dataclass
@@ -45,22 +43,6 @@ class Run:
             torch.distributed.destroy_process_group()
 
 
-def prepare_model(cfg: Config) -> Path:
-    """The local model folder; builtin models are made on first use, by one rank at a time."""
-    rows = None
-    if cfg.model.name == "builtin:tiny":
-        table = arithmetic_rows(WARM_START_ROWS, cfg.data.digits, cfg.data.operators, seed=0)
-        rows = list(zip(table.prompt, table.answer, table.bin.tolist(), strict=True))
-    return resolve_model(cfg.model, warm_start_rows=rows)
-
-
-def load_data(cfg: DataConfig, tokenizer, seed: int, prompts_per_step: int) -> tuple[PromptSet, PromptSet]:
-    """Train and held-out prompts, checked over the whole dataset."""
-    train_set, heldout = load_prompts(cfg, tokenizer, seed)
-    require_batch(train_set, prompts_per_step)
-    return train_set, heldout
-
-
 def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> Run:
     """Build every part; each says in the log what it is doing. Raises ConfigError for what cannot run."""
     init_distributed()
@@ -80,6 +62,8 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
         rewards = RewardPool(cfg.reward, cfg.data.task)
     with log.phase("starting the learner"):
         learner = _learner(cfg, run_dir, model_path) if learn else None
+        if learner:
+            log.note(f"head: {implementation(learner.engine.device, learner.engine.dtype)}, ZeRO stage {cfg.learner.zero_stage}")
     with log.phase("starting the sampler"):
         rollout = open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed,
                                max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
@@ -91,12 +75,3 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
 def _learner(cfg: Config, run_dir: Path, model_path: Path) -> Learner:
     torch.manual_seed(cfg.train.seed)
     return Learner(DeepSpeedLearner(load_policy(model_path, cfg.model), cfg.learner, cfg.model), cfg, run_dir)
-
-
-def data_lines(train_set: PromptSet, heldout: PromptSet) -> list[str]:
-    """What was loaded, and what was dropped by policy with source row numbers."""
-    per_bin = ", ".join(f"{n:,}" for n in train_set.report["train_per_bin"])
-    lines = [f"data: {len(train_set):,} training prompts ({per_bin} by bin), {len(heldout):,} held out, longest {train_set.longest} tokens"]
-    for reason, found in train_set.report["dropped"].items():
-        lines.append(f"data: dropped {found['count']} rows: {reason}; rows {found['rows'][:5]}")
-    return lines + ([f"data: {train_set.report['bins']}"] if "bins" in train_set.report else [])

@@ -1,4 +1,7 @@
-"""`fastsched train | eval | report | export | presets`. Exit codes: 0 done, 2 bad configuration or input, 3 stopped by a guard, 130 interrupted."""
+"""`fastsched train | eval | report | export | presets`.
+
+Exit codes: 0 done, 2 bad configuration or input, 3 stopped by a guard, 130 interrupted after a checkpoint.
+"""
 
 import argparse
 import os
@@ -15,6 +18,8 @@ DONE, BAD_INPUT, GUARD, INTERRUPTED = 0, 2, 3, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. An error in configuration or input is one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for library in ("HF_DATASETS", "HF_HUB"):
+        os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")  # the run's own progress is the only one
     commands = {"train": _train, "eval": _eval, "report": _report, "export": _export, "presets": _presets}
     if not arguments or arguments[0] not in commands:
         print(f"usage: fastsched {{{','.join(commands)}}} ...  (fastsched COMMAND --help)", file=sys.stderr)
@@ -73,7 +78,7 @@ def _eval(arguments: list[str]) -> int:
 def _report(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="fastsched report", description="Plots and report.html of one run, or several overlaid.")
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, help="default: report.html in the run folder; for several runs report-overlay.html beside the first")
+    parser.add_argument("--out", type=Path, help="default: RUN/report.html; for several runs report-overlay.html beside the first")
     own = parser.parse_args(arguments)
     from fastsched.report import write_report
 

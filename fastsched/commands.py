@@ -80,7 +80,7 @@ def export_run(run_dir: Path, out: Path, *, average: bool) -> Path:
     checkpoint = _last_checkpoint(run_dir, "export")
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"--out: {out} is not empty")
-    from fastsched.assemble import prepare_model
+    from fastsched.prepare import prepare_model
 
     model_path = prepare_model(parse_config(["--config", str(run_dir / "config.yaml")]))
     out.mkdir(parents=True, exist_ok=True)

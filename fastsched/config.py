@@ -67,6 +67,8 @@ class DataConfig:
     chat: bool = True
     """Render text prompts through the tokenizer's chat template; False feeds the text as it is."""
     system_prompt: Optional[str] = None
+    examples: tuple[tuple[str, str], ...] = ()
+    """Few-shot examples, (question, answer) turns between the system prompt and the row's own messages."""
     max_prompt_tokens: int = 256
     overlong: Literal["error", "drop"] = "error"
     """Policy for prompts longer than `max_prompt_tokens`: stop with the row numbers, or drop and count them."""
@@ -116,7 +118,7 @@ class RolloutConfig:
     """Weight of the engine/learner mismatch: none, or truncated importance sampling per token."""
     correction_cap: float = 2.0
     sync_tolerance: Optional[float] = None
-    """Largest mean |logp(sampler) - logp(learner)| on the re-scored prompt; by default 1e-4 in fp32, 0.1 in bf16."""
+    """Largest mean |logp(sampler) - logp(learner)| on the re-scored prompt; by default 1e-4 in fp32, 0.25 in bf16."""
 
     def __post_init__(self):
         require(self.responses >= 1, "rollout.responses: must be at least 1")
@@ -143,10 +145,13 @@ class LearnerConfig:
     """Token budget of one packed micro-batch, padding included."""
     share_prompts: bool = True
     """Pack the G responses of a prompt behind one copy of it (block mask); equal loss and gradients, fewer tokens."""
+    skip_flat_groups: bool = False
+    """Groups whose rewards are all equal leave the learner and stay in the denominators. Exact while the entropy and KL coefficients
+    are 0; otherwise both terms act on the other groups only. Entropy and KL are then measured over the other groups."""
     updates_per_batch: int = 1
     """Optimizer steps on one rollout batch; more than one needs an old-log-probability pass."""
-    chunk_rows: int = 4096
-    """Rows of logits formed at a time in the head."""
+    chunk_rows: Optional[int] = None
+    """Rows of logits formed at a time in the head; by default 4096 on a GPU, 128 MiB of logits on a CPU."""
     nonfinite_limit: int = 3
     """Consecutive skipped updates after which the run stops with exit code 3."""
 
@@ -254,7 +259,7 @@ class TrainConfig:
     """0 writes one checkpoint, at the end (and on interruption)."""
     keep_checkpoints: int = 2
     no_signal_limit: int = 100
-    """Steps in a row without two different rewards in any group, and without entropy or KL term, after which the run stops with exit code 3."""
+    """Steps in a row with only flat groups and neither entropy nor KL term, after which the run stops with exit code 3."""
 
     def __post_init__(self):
         require(self.steps >= 1 and self.prompts_per_step >= 1, "train: steps and prompts_per_step must be positive")

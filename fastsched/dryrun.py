@@ -4,11 +4,10 @@ import os
 from pathlib import Path
 
 from fastsched.arguments import config_to_yaml
-from fastsched.assemble import data_lines, prepare_model
 from fastsched.config import Config, require
-from fastsched.data.datasets import load_prompts, require_batch
 from fastsched.engines.models import load_tokenizer
 from fastsched.engines.shape import folder_shape, hub_tokenizer
+from fastsched.prepare import data_lines, load_data, prepare_model
 
 GIB = 2**30
 
@@ -28,13 +27,14 @@ def _batch(cfg: Config, world: int) -> list[str]:
     item = cfg.data.max_prompt_tokens + group * (cfg.rollout.max_new_tokens - 1) if cfg.learner.share_prompts else longest
     require(item <= cfg.learner.micro_batch_tokens,
             f"learner.micro_batch_tokens: {cfg.learner.micro_batch_tokens} is less than the {item} tokens that one packed "
-            f"{'group' if cfg.learner.share_prompts else 'response'} may need; raise it, or lower data.max_prompt_tokens or rollout.max_new_tokens")
+            f"{'group' if cfg.learner.share_prompts else 'response'} may need; raise it, "
+            "or lower data.max_prompt_tokens or rollout.max_new_tokens")
     per_rank = prompts // world * group
     micro = -(-per_rank * longest // cfg.learner.micro_batch_tokens)
     return [
         f"batch: {prompts} prompts x {group} responses = {prompts * group} responses a step, {per_rank} on each of {world} ranks",
-        f"       {updates} optimizer update(s) a step of {prompts // updates} prompts, each from at most {-(-micro // updates)} micro-batches of "
-        f"{cfg.learner.micro_batch_tokens} tokens on a rank",
+        f"       {updates} optimizer update(s) a step of {prompts // updates} prompts, each from at most {-(-micro // updates)} "
+        f"micro-batches of {cfg.learner.micro_batch_tokens} tokens on a rank",
         f"       {cfg.train.steps} steps = {cfg.train.steps * prompts:,} prompts, {cfg.train.steps * prompts * group:,} responses",
     ]
 
@@ -43,10 +43,11 @@ def _data(cfg: Config) -> list[str]:
     """Every row of the dataset is rendered, tokenised and checked."""
     tokenizer = _tokenizer(cfg)
     if tokenizer is None:
-        return [f"data: the tokenizer of {cfg.model.name} cannot be read here (no hub), so prompt lengths are not checked; run --dry-run again where it can"]
-    train_set, heldout = load_prompts(cfg.data, tokenizer, cfg.train.seed)
-    require_batch(train_set, cfg.train.prompts_per_step)
-    return [*data_lines(train_set, heldout), f"      limit {cfg.data.max_prompt_tokens} tokens a prompt: every row fits or was dropped by policy"]
+        return [f"data: the tokenizer of {cfg.model.name} cannot be read here (no hub), so prompt lengths are not checked; "
+                "run --dry-run again where it can"]
+    train_set, heldout = load_data(cfg.data, tokenizer, cfg.train.seed, cfg.train.prompts_per_step)
+    limit = f"      limit {cfg.data.max_prompt_tokens} tokens a prompt: every row fits or was dropped by policy"
+    return [*data_lines(train_set, heldout), limit]
 
 
 def _is_local(cfg: Config) -> bool:
@@ -67,7 +68,7 @@ def _memory(cfg: Config, world: int) -> list[str]:
     share = lambda from_stage: world if stage >= from_stage else 1
     tokens = cfg.learner.micro_batch_tokens
     per_token_layer = (2 if cfg.model.gradient_checkpointing else 34) * shape.hidden * width
-    chunk = min(cfg.learner.chunk_rows, tokens)
+    chunk = min(cfg.learner.chunk_rows or 4096, tokens)
     rollout_width = 2 if (cfg.rollout.dtype or cfg.model.dtype) == "bfloat16" else 4
     parts = {
         "working weights": n * width / share(3), "gradients": n * width / share(2), "master weights and Adam": n * 12 / share(1),

@@ -10,7 +10,7 @@ from fastsched.engines.rollout import measure_sync, require_sync
 from fastsched.engines.weights import layer_fingerprints
 from fastsched.types import Outcomes, Prompt, Response, Selection
 
-SYNC_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
+SYNC_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}  # bf16 logits near 30 are 0.125 apart
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ HEAVY = {"deepspeed", "vllm", "transformers"}
 BASE = {"config", "types"}
 RECORDS = BASE | {"records", "environment", "console", "log", "runs", "plots", "report", "report_page", "report_text"}
 ABOVE = {
-    "assemble": BASE | set(ROOMS) | {"log"},
+    "prepare": BASE | {"data", "engines"},
+    "assemble": BASE | set(ROOMS) | {"log", "prepare"},
     "evaluate": BASE | set(ROOMS) | {"log", "assemble"},
     "rollouts": BASE | set(ROOMS) | {"log", "assemble"},
     "train": BASE | set(ROOMS) | {"log", "assemble", "evaluate", "rollouts", "checkpoint", "arguments"},
-    "dryrun": BASE | set(ROOMS) | {"arguments", "assemble"},
-    "commands": RECORDS | {"arguments", "assemble", "evaluate", "train", "checkpoint"},
+    "dryrun": BASE | {"arguments", "data", "engines", "prepare"},
+    "commands": RECORDS | {"arguments", "assemble", "evaluate", "prepare", "train", "checkpoint"},
     "cli": RECORDS | {"arguments", "dryrun", "commands"},
     "arguments": BASE,
     "checkpoint": BASE,

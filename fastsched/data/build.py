@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from fastsched.config import ConfigError, DataConfig, require
 from fastsched.data.difficulty import equal_count_bins
-from fastsched.data.encode import Columns, Encoder, literal_frame
+from fastsched.data.encode import Columns, Encoder, literal_frame, opening
 from fastsched.data.sources import GENERATED, from_rows
 from fastsched.data.tasks import Rows, arithmetic_held_out, arithmetic_rows, mix64, reasoning_gym_rows
 
@@ -79,7 +79,7 @@ def split_parts(cfg: DataConfig, tokenizer, seed: int, source: Optional[datasets
 
 
 def encode_generated(cfg: DataConfig, tokenizer, rows: Rows, scratch: Path) -> datasets.Dataset:
-    frame = literal_frame(tokenizer, cfg.system_prompt, rows.prompt) if cfg.chat and cfg.task == "arithmetic" else None
+    frame = literal_frame(tokenizer, opening(cfg), rows.prompt) if cfg.chat and cfg.task == "arithmetic" else None
     return encode(from_rows(rows), Encoder(tokenizer, cfg, GENERATED, frame), scratch)
 
 

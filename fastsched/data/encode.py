@@ -29,8 +29,8 @@ class Columns:
 def check_tokenizer(cfg: DataConfig, tokenizer) -> None:
     require(not cfg.chat or bool(tokenizer.chat_template),
             "data.chat: the tokenizer has no chat template; set data.chat false to feed the text as it is")
-    require(cfg.chat or cfg.system_prompt is None,
-            "data.system_prompt: has no effect with data.chat false; put it into the prompts or unset it")
+    for key, value in (("system_prompt", cfg.system_prompt), ("examples", cfg.examples)):
+        require(cfg.chat or not value, f"data.{key}: has no effect with data.chat false; put it into the prompts or unset it")
 
 
 def shown(prompt: Any) -> str:
@@ -69,17 +69,22 @@ def difficulty_problem(value: Any) -> str:
     return "" if number else f"difficulty is {value!r}, not a finite number"
 
 
-def conversation(prompt: Any, system_prompt: Optional[str], row: int) -> Messages:
-    """The chat messages of one prompt; keys that Arrow filled with None because other rows have them are left out."""
+def opening(cfg: DataConfig) -> Messages:
+    """What every conversation starts with: the system prompt, then the examples as finished turns."""
+    system = [] if cfg.system_prompt is None else [{"role": "system", "content": cfg.system_prompt}]
+    turns = [(("user", question), ("assistant", answer)) for question, answer in cfg.examples]
+    return system + [{"role": role, "content": content} for turn in turns for role, content in turn]
+
+
+def conversation(prompt: Any, start: Messages, row: int) -> Messages:
+    """`start` and the chat messages of one prompt; keys that Arrow filled with None because other rows have them are left out."""
     if isinstance(prompt, str):
         messages = [{"role": "user", "content": prompt}]
     else:
         messages = [{key: value for key, value in message.items() if value is not None} for message in prompt]
-    if system_prompt is None:
-        return messages
-    require(messages[0]["role"] != "system",
-            f"data.system_prompt: row {row} has a system message of its own; keep one of the two")
-    return [{"role": "system", "content": system_prompt}, *messages]
+    require(not start or messages[0]["role"] != "system",
+            f"data.system_prompt, data.examples: row {row} has a system message of its own; keep one of the two")
+    return [*start, *messages]
 
 
 def render(tokenizer, messages: Messages, row: int) -> str:
@@ -89,18 +94,18 @@ def render(tokenizer, messages: Messages, row: int) -> str:
         raise ConfigError(f"data: the tokenizer's chat template rejects the messages of row {row}: {error}") from error
 
 
-def literal_frame(tokenizer, system_prompt: Optional[str], texts: Sequence[str]) -> Optional[tuple[str, str]]:
+def literal_frame(tokenizer, start: Messages, texts: Sequence[str]) -> Optional[tuple[str, str]]:
     """(before, after) such that before + text + after is the rendered prompt, checked on probes spread over `texts`.
 
     None where the template does more with the text than insert it once. For generated texts of one form, which the
     probes stand for; other sources are rendered row by row.
     """
-    rendered = render(tokenizer, conversation(SENTINEL, system_prompt, 0), 0)
+    rendered = render(tokenizer, conversation(SENTINEL, start, 0), 0)
     if rendered.count(SENTINEL) != 1:
         return None
     before, after = rendered.split(SENTINEL)
     for row in range(0, len(texts), max(1, len(texts) // PROBES)):
-        if render(tokenizer, conversation(texts[row], system_prompt, row), row) != before + texts[row] + after:
+        if render(tokenizer, conversation(texts[row], start, row), row) != before + texts[row] + after:
             return None
     return before, after
 
@@ -159,7 +164,7 @@ class Encoder:
             return prompt
         if self.frame is not None:
             return self.frame[0] + prompt + self.frame[1]
-        return render(self.tokenizer, conversation(prompt, self.cfg.system_prompt, row), row)
+        return render(self.tokenizer, conversation(prompt, opening(self.cfg), row), row)
 
     def _other_columns(self, batch: dict[str, list], count: int) -> list[str]:
         names = [name for name in batch if name not in (self.columns.prompt, self.columns.answer)]

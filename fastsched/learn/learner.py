@@ -3,7 +3,7 @@
 P prompts, G responses a prompt, R trained tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Iterable, NamedTuple, Protocol, Sequence
 
@@ -68,7 +68,7 @@ class Learner:
         objective = Objective(self.cfg.learner, self.cfg.rollout, knobs)
         old_logps = self._old_logps(batches, objective)
         lr = self._lr(step, knobs)
-        for micro_batches, old in zip(batches, old_logps):
+        for micro_batches, old in zip(batches, old_logps, strict=True):
             sums, loss = self._accumulate(micro_batches, old, objective)
             totals += np.append(sums, loss)
             squares.append((self.engine.take_gradient_squares(), [m.groups for m in micro_batches]))
@@ -99,7 +99,8 @@ class Learner:
         ends = np.cumsum(lengths.numpy())
         group_size = rewards.shape[1]
         return [
-            Sample(i // group_size, r.prompt_ids, r.token_ids, r.logp, float(advantages[i]), keep[ends[i] - len(r.token_ids):ends[i]], 0.0)
+            Sample(i // group_size, r.prompt_ids, r.token_ids, r.logp, float(advantages[i]),
+                   keep[ends[i] - len(r.token_ids):ends[i]], 0.0)
             for i, r in enumerate(responses) if np.isfinite(rewards.flat[i])
         ]
 
@@ -109,7 +110,7 @@ class Learner:
         kept = np.array([s.keep.sum() for s in samples], np.int64)
         total_kept, total_responses = self.engine.all_reduce(np.array([kept.sum(), len(samples)], np.float64))
         weights = token_weights(cfg.loss, kept, total_kept, total_responses, self.cfg.rollout.max_new_tokens)
-        weighted = [Sample(**{**s.__dict__, "weight": w}) for s, w in zip(samples, weights)]
+        weighted = [replace(s, weight=w) for s, w in zip(samples, weights, strict=True) if s.advantage or not cfg.skip_flat_groups]
         flash = self.cfg.model.attention == "flash_attention_2"
         micro = pack(weighted, token_budget=cfg.micro_batch_tokens, share_prompts=cfg.share_prompts,
                      row_width=cfg.micro_batch_tokens if flash else None)
@@ -128,7 +129,7 @@ class Learner:
 
     def _accumulate(self, micro_batches, old_logps, objective: Objective) -> tuple[np.ndarray, float]:
         sums, loss = np.zeros(len(SUMS)), 0.0
-        for micro, old in zip(micro_batches, old_logps):
+        for micro, old in zip(micro_batches, old_logps, strict=True):
             tokens = Tokens.of(micro, old, self.engine.device)
             out = self.engine.backward(micro, lambda p, r, t=tokens: objective(p, r, t), reference=self.cfg.learner.kl != "none")
             sums += out.sums.cpu().numpy()
@@ -172,7 +173,7 @@ class Learner:
         )
 
     def _snr(self, squares: tuple[list[float], list[int]], grad_norm: float) -> float:
-        pairs = [pair for rank in self.engine.all_gather(list(zip(*squares))) for pair in rank if pair[1]]
+        pairs = [pair for rank in self.engine.all_gather(list(zip(*squares, strict=True))) for pair in rank if pair[1]]
         return gradient_snr(np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs]), grad_norm)
 
 

@@ -206,3 +206,12 @@ def test_logp_is_the_models(model_path, tmp_path):
     with torch.no_grad():
         truth = load_policy(model_path, MODEL)(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     np.testing.assert_allclose(learner.logp(ids), truth[range(4), ids[1:]].numpy(), atol=2e-6)
+
+
+def test_skipped_flat_groups_stay_in_the_denominators(model_path, tmp_path):
+    """Without entropy and KL term a flat group has no gradient: leaving it out changes nothing but the work (kernels.md 39)."""
+    quiet = replace(KNOBS, entropy_coef=0.0, kl_coef=0.0)
+    plain, skipping = make(model_path, tmp_path), make(model_path, tmp_path, replace(BASE, skip_flat_groups=True))
+    a, b = train(plain, quiet), train(skipping, quiet)
+    assert distance(weights(plain), weights(skipping)) < 5e-5 and b.grad_norm == pytest.approx(a.grad_norm, rel=1e-3)
+    assert b.kept_fraction < a.kept_fraction and b.flat_groups == a.flat_groups > 0

@@ -1,0 +1,35 @@
+"""Model folder and prompts of a configuration: what a run and its dry run have in common. Imports no training engine."""
+
+from pathlib import Path
+
+from fastsched.config import Config, DataConfig
+from fastsched.data.datasets import PromptSet, load_prompts, require_batch
+from fastsched.data.tasks import arithmetic_rows
+from fastsched.engines.models import resolve_model
+
+WARM_START_ROWS = 20_000
+
+
+def prepare_model(cfg: Config) -> Path:
+    """The local model folder; builtin models are made on first use, by one rank at a time."""
+    rows = None
+    if cfg.model.name == "builtin:tiny":
+        table = arithmetic_rows(WARM_START_ROWS, cfg.data.digits, cfg.data.operators, seed=0)
+        rows = list(zip(table.prompt, table.answer, table.bin.tolist(), strict=True))
+    return resolve_model(cfg.model, warm_start_rows=rows)
+
+
+def load_data(cfg: DataConfig, tokenizer, seed: int, prompts_per_step: int) -> tuple[PromptSet, PromptSet]:
+    """Train and held-out prompts, checked over the whole dataset."""
+    train_set, heldout = load_prompts(cfg, tokenizer, seed)
+    require_batch(train_set, prompts_per_step)
+    return train_set, heldout
+
+
+def data_lines(train_set: PromptSet, heldout: PromptSet) -> list[str]:
+    """What was loaded, and what was dropped by policy with source row numbers."""
+    per_bin = ", ".join(f"{n:,}" for n in train_set.report["train_per_bin"])
+    lines = [f"data: {len(train_set):,} training prompts ({per_bin} by bin), {len(heldout):,} held out, longest {train_set.longest} tokens"]
+    for reason, found in train_set.report["dropped"].items():
+        lines.append(f"data: dropped {found['count']} rows: {reason}; rows {found['rows'][:5]}")
+    return lines + ([f"data: {train_set.report['bins']}"] if "bins" in train_set.report else [])

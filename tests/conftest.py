@@ -1,0 +1,35 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
+
+
+@pytest.fixture
+def fastsched(tmp_path):
+    """Run the command line in a process of its own, from the repository root; returns the finished process."""
+
+    def run(*arguments: str, timeout: float = 240, cwd: Path = ROOT, launcher: tuple[str, ...] = (), **extra: str):
+        command = [sys.executable, *(launcher or ("-m", "fastsched.cli")), *arguments]
+        return subprocess.run(command, cwd=cwd, env={**environment(), **extra}, capture_output=True, text=True, timeout=timeout)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def random_model(tmp_path_factory):
+    """A tiny random model folder, for runs that need no skill."""
+    from fastsched.engines.tiny import random_tiny
+
+    return random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
+
+
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

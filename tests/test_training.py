@@ -1,0 +1,166 @@
+"""Whole runs through the command line: real engines, real faults."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, environment
+
+UNREPEATABLE = ("t_", "tokens_per_s", "peak_mem_gb")
+
+
+def rows(run_dir: Path) -> list[dict]:
+    """metrics.csv without what a clock or the operating system measured."""
+    with (run_dir / "metrics.csv").open() as f:
+        return [{k: v for k, v in row.items() if not k.startswith(UNREPEATABLE)} for row in csv.DictReader(f)]
+
+
+def small(model, run_dir, *more):
+    """The loop on transformers `generate` with a random model: seconds."""
+    return ["train", "--preset", "tiny-cpu", "--run_dir", str(run_dir), "--model.name", str(model), "--rollout.engine", "transformers",
+            "--data.size", "400", "--data.eval_per_bin", "4", "--train.prompts_per_step", "8", "--rollout.responses", "4",
+            "--train.steps", "2", "--log.plots", "false", *more]
+
+
+def wait_for_row(run_dir: Path, step: int, process: subprocess.Popen, limit: float = 240) -> None:
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        if (run_dir / "metrics.csv").exists() and any(r["step"] == str(step) for r in rows(run_dir)):
+            return
+        assert process.poll() is None, f"the run ended early with {process.returncode}: {process.communicate()[1]}"
+        time.sleep(0.05)
+    raise AssertionError(f"no row of step {step} in {limit} s")
+
+
+def test_kill_9_and_resume_repeat_every_digit(fastsched, tmp_path):
+    """The issue's own proof, on the tiny preset with vLLM: an uninterrupted run against one killed twice."""
+    options = ["train", "--preset", "tiny-cpu", "--train.steps", "9", "--train.checkpoint_every", "3", "--data.size", "4000",
+               "--data.eval_per_bin", "8", "--train.eval_every", "4", "--log.plots", "false"]
+    straight = fastsched(*options, "--run_dir", str(tmp_path / "straight"), timeout=280)
+    assert straight.returncode == 0, straight.stdout + straight.stderr
+    run_dir, resume = tmp_path / "killed", []
+    for step in (5, 8):
+        process = subprocess.Popen([sys.executable, "-m", "fastsched.cli", *options, "--run_dir", str(run_dir), *resume], cwd=ROOT,
+                                   env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait_for_row(run_dir, step, process)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        resume = ["--resume"]
+    last = fastsched(*options, "--run_dir", str(run_dir), "--resume", timeout=280)
+    assert last.returncode == 0, last.stdout + last.stderr
+    assert "resumed step-6: model, optimizer, averaged policy, scheduler" in last.stdout and "next is step 7" in last.stdout
+    assert len(rows(run_dir)) == 9 and rows(run_dir) == rows(tmp_path / "straight")
+    for name in ("samples.jsonl", "evals.jsonl"):
+        assert (run_dir / name).read_text() == (tmp_path / "straight" / name).read_text()
+
+
+def test_run_folder_and_console(fastsched, tmp_path, random_model):
+    run = tmp_path / "run"
+    done = fastsched(*small(random_model, run, "--log.plots", "true"))
+    assert done.returncode == 0, done.stderr
+    for name in ("config.yaml", "environment.json", "metrics.csv", "metrics.jsonl", "samples.jsonl", "evals.jsonl", "log.txt", "report.html",
+                 "checkpoints/step-2/COMPLETE", "tensorboard", "plots"):
+        assert (run / name).exists(), name
+    assert done.stdout.strip().splitlines()[-1] == str(run / "report.html")
+    assert "1 digit" in done.stdout and "lambda_KL" in done.stdout and "deepspeed" not in done.stdout.lower()
+    assert "deepspeed" in (run / "log.txt").read_text().lower()  # the noise went there
+    again = fastsched(*small(random_model, run))
+    assert again.returncode == 2 and "already holds a run" in again.stderr
+
+
+def test_rewards_that_fail_cost_only_their_response(fastsched, tmp_path, random_model):
+    """The fault: a scorer that raises for a quarter of the responses, hangs for some and returns NaN and None for others."""
+    (tmp_path / "my_reward.py").write_text(
+        "import time\n"
+        "def score(prompt, response, answer, meta):\n"
+        "    kind = sum(map(ord, response)) % 16\n"
+        "    if kind < 4: raise RuntimeError('broken scorer')\n"
+        "    if kind == 4: time.sleep(60)\n"
+        "    return {5: None, 6: float('nan')}.get(kind, kind / 16)\n")
+    options = small(random_model, tmp_path / "run", "--reward.kind", "my_reward:score", "--reward.timeout_s", "0.5")
+    done = fastsched(*options, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "broken scorer" in done.stdout
+    failures = [int(float(row["reward_failures"])) for row in rows(tmp_path / "run")]
+    assert all(0 < n < 32 for n in failures)
+
+
+def test_a_reward_that_cannot_be_loaded(fastsched, tmp_path, random_model):
+    done = fastsched(*small(random_model, tmp_path / "run", "--reward.kind", "no_such_module:score"))
+    assert done.returncode == 2 and "reward.kind" in done.stderr and "no_such_module" in done.stderr
+
+
+def test_no_signal_stops_with_a_reason(fastsched, tmp_path, random_model):
+    (tmp_path / "constant.py").write_text("def score(**_):\n    return 1.0\n")
+    done = fastsched(*small(random_model, tmp_path / "run", "--reward.kind", "constant:score", "--train.no_signal_limit", "2", "--train.steps", "9",
+                            "--scheduler.kl.start", "0", "--scheduler.kl.floor", "0", "--scheduler.kl.ceiling", "0",
+                            "--scheduler.entropy.ceiling", "0"), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 3 and "train.no_signal_limit" in done.stdout
+    assert len(rows(tmp_path / "run")) == 2 and (tmp_path / "run/checkpoints/step-2/COMPLETE").exists()
+
+
+def test_divergence_stops_with_exit_code_3(fastsched, tmp_path, random_model):
+    done = fastsched(*small(random_model, tmp_path / "run", "--learner.lr", "1e30", "--train.steps", "9", "--learner.nonfinite_limit", "2"))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_interrupt_checkpoints_and_resumes(fastsched, tmp_path, random_model):
+    run = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-m", "fastsched.cli", *small(random_model, run, "--train.steps", "500")], cwd=ROOT,
+                               env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for_row(run, 1, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and "interrupted; continue with --resume" in out, out + err
+    step = len(rows(run))
+    more = fastsched("train", "--run_dir", str(run), "--resume", "--train.steps", str(step + 1))
+    assert more.returncode == 0 and f"train.steps was 500 and is now {step + 1}" in more.stdout, more.stdout + more.stderr
+    assert len(rows(run)) == step + 1
+
+
+def test_eval_and_export(fastsched, tmp_path, random_model):
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    run = tmp_path / "run"
+    assert fastsched(*small(random_model, run)).returncode == 0
+    files = {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
+    done = fastsched("eval", str(run))
+    assert done.returncode == 0 and "held-out accuracy at step 2: 1 digit" in done.stdout, done.stdout + done.stderr
+    assert files == {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
+    for flag, name in (((), "policy"), (("--average",), "average")):
+        out = tmp_path / name
+        done = fastsched("export", str(run), "--out", str(out), *flag)
+        assert done.returncode == 0 and done.stdout.strip() == str(out), done.stderr
+        model = AutoModelForCausalLM.from_pretrained(out)
+        saved = load_file(run / f"checkpoints/step-2/{name}.safetensors")
+        assert all(torch.equal(p, saved[n]) for n, p in model.named_parameters())
+    assert not torch.equal(load_file(tmp_path / "policy/model.safetensors")["model.norm.weight"],
+                           load_file(tmp_path / "average/model.safetensors")["model.norm.weight"])
+    assert fastsched("export", str(tmp_path / "nothing")).returncode == 2
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_two_ranks_under_a_launcher(fastsched, tmp_path, random_model, launcher):
+    """The same metrics as one rank, to fp32 tolerance: prompts, seeds and denominators are global."""
+    launchers = {
+        "torchrun": ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29731", "-m", "fastsched.cli"),
+        "deepspeed": (str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", "2", "--master_port", "29732", "--module", "fastsched.cli"),
+    }
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert fastsched(*small(random_model, one)).returncode == 0
+    done = fastsched(*small(random_model, two), launcher=launchers[launcher], OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for a, b in zip(rows(one), rows(two), strict=True):
+        assert (a["w_0"], a["tokens_total"]) == (b["w_0"], b["tokens_total"])
+        for name in ("reward_mean", "entropy", "kl", "grad_norm", "drift", "response_len_mean"):
+            assert float(a[name]) == pytest.approx(float(b[name]), rel=1e-3, abs=1e-6), name
+    assert json.loads((two / "evals.jsonl").read_text().splitlines()[0])["n"] == json.loads((one / "evals.jsonl").read_text().splitlines()[0])["n"]
