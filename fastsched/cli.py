@@ -20,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for library in ("HF_DATASETS", "HF_HUB"):
         os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")  # the run's own progress is the only one
+    arguments = [a for a in arguments if not a.startswith(("--local_rank", "--local-rank"))]  # the deepspeed launcher puts it first
     commands = {"train": _train, "eval": _eval, "report": _report, "export": _export, "presets": _presets}
     if not arguments or arguments[0] not in commands:
         print(f"usage: fastsched {{{','.join(commands)}}} ...  (fastsched COMMAND --help)", file=sys.stderr)
@@ -61,7 +62,6 @@ def _train_parser() -> argparse.ArgumentParser:
     parser.add_argument("--run_dir", "--run-dir")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--dry-run", "--dry_run", action="store_true")
-    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # the deepspeed launcher passes it
     return parser
 
 

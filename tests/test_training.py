@@ -28,6 +28,12 @@ def small(model, run_dir, *more):
             "--train.steps", "2", "--log.plots", "false", *more]
 
 
+def graded(tmp_path) -> dict:
+    """A reward that a random model varies in: options and environment."""
+    (tmp_path / "graded.py").write_text("def score(response, **_):\n    return sum(map(ord, response)) % 7 / 7\n")
+    return {"PYTHONPATH": str(tmp_path)}
+
+
 def wait_for_row(run_dir: Path, step: int, process: subprocess.Popen, limit: float = 240) -> None:
     end = time.monotonic() + limit
     while time.monotonic() < end:
@@ -68,8 +74,8 @@ def test_run_folder_and_console(fastsched, tmp_path, random_model):
                  "checkpoints/step-2/COMPLETE", "tensorboard", "plots"):
         assert (run / name).exists(), name
     assert done.stdout.strip().splitlines()[-1] == str(run / "report.html")
-    assert "1 digit" in done.stdout and "lambda_KL" in done.stdout and "deepspeed" not in done.stdout.lower()
-    assert "deepspeed" in (run / "log.txt").read_text().lower()  # the noise went there
+    assert "1 digit" in done.stdout and "lambda_KL" in done.stdout and "get_accelerator" not in done.stdout
+    assert "get_accelerator" in (run / "log.txt").read_text()  # the noise went there
     again = fastsched(*small(random_model, run))
     assert again.returncode == 2 and "already holds a run" in again.stderr
 
@@ -106,7 +112,8 @@ def test_no_signal_stops_with_a_reason(fastsched, tmp_path, random_model):
 
 
 def test_divergence_stops_with_exit_code_3(fastsched, tmp_path, random_model):
-    done = fastsched(*small(random_model, tmp_path / "run", "--learner.lr", "1e30", "--train.steps", "9", "--learner.nonfinite_limit", "2"))
+    done = fastsched(*small(random_model, tmp_path / "run", "--learner.lr", "1e30", "--train.steps", "9", "--learner.nonfinite_limit", "2",
+                            "--reward.kind", "graded:score"), **graded(tmp_path))
     assert done.returncode == 3, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
@@ -131,9 +138,9 @@ def test_eval_and_export(fastsched, tmp_path, random_model):
     from transformers import AutoModelForCausalLM
 
     run = tmp_path / "run"
-    assert fastsched(*small(random_model, run)).returncode == 0
+    assert fastsched(*small(random_model, run, "--reward.kind", "graded:score"), **graded(tmp_path)).returncode == 0
     files = {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
-    done = fastsched("eval", str(run))
+    done = fastsched("eval", str(run), **graded(tmp_path))
     assert done.returncode == 0 and "held-out accuracy at step 2: 1 digit" in done.stdout, done.stdout + done.stderr
     assert files == {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
     for flag, name in (((), "policy"), (("--average",), "average")):
