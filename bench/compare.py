@@ -61,7 +61,8 @@ def table(folders: dict[str, list[Path]]) -> str:
             rules = sorted({r for cell in run.metrics["rule"].dropna() for r in cell.split("+")})
             lines.append(f"{run.name:28} {shares[-1]:9.1%} {steps:8d} {run.column('success_ema').iloc[-1]:8.3f} "
                          f"{moved[0]:>18} {moved[1]:>18}  {', '.join(rules)}")
-        lines.append(f"{arm:28} {np.nanmean(shares):9.1%} mean share of reachable steps after step {SETTLED} with the success EMA in the window")
+        lines.append(f"{arm:28} {np.nanmean(shares):9.1%} mean share of reachable steps after step {SETTLED} "
+                     "with the success EMA in the window")
     return "\n".join(lines)
 
 

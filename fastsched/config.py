@@ -53,6 +53,8 @@ class DataConfig:
     digits: tuple[int, ...] = (1, 2, 3, 4)
     """`arithmetic`: one difficulty bin for each digit count."""
     operators: str = "+-"
+    negative: bool = True
+    """`arithmetic`: differences may be negative; otherwise the larger number comes first."""
     source: Optional[str] = None
     """`dataset`: hub name, local .jsonl or .parquet file."""
     subset: Optional[str] = None

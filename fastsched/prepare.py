@@ -14,7 +14,7 @@ def prepare_model(cfg: Config) -> Path:
     """The local model folder; builtin models are made on first use, by one rank at a time."""
     rows = None
     if cfg.model.name == "builtin:tiny":
-        table = arithmetic_rows(WARM_START_ROWS, cfg.data.digits, cfg.data.operators, seed=0)
+        table = arithmetic_rows(WARM_START_ROWS, cfg.data.digits, cfg.data.operators, seed=0, negative=cfg.data.negative)
         rows = list(zip(table.prompt, table.answer, table.bin.tolist(), strict=True))
     return resolve_model(cfg.model, warm_start_rows=rows)
 

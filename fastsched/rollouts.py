@@ -8,24 +8,27 @@ import numpy as np
 from fastsched.assemble import Run
 from fastsched.engines.rollout import measure_sync, require_sync
 from fastsched.engines.weights import layer_fingerprints
-from fastsched.types import Outcomes, Prompt, Response, Selection
+from fastsched.types import Outcomes, Prompt, Response, Sampling, Selection
 
 SYNC_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}  # bf16 logits near 30 are 0.125 apart
 
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's prompts of one step, every world-size-th of the selection, with the seed of each."""
+    """This rank's prompts of one step, every world-size-th of the selection, with the seed of each and how to sample."""
 
     prompts: list[Prompt]
     seeds: list[int]
+    sampling: Sampling
 
     @classmethod
     def of(cls, run: Run, selection: Selection, step: int) -> "Batch":
         engine = run.learner.engine
         seeds = np.random.SeedSequence([run.cfg.train.seed, step]).generate_state(len(selection.rows))
         mine = range(engine.rank, len(selection.rows), engine.world_size)
-        return cls([run.train_set.prompt(int(selection.rows[i])) for i in mine], [int(seeds[i]) for i in mine])
+        r = run.cfg.rollout
+        sampling = Sampling(r.responses, r.max_new_tokens, r.temperature, r.top_p, r.top_k)
+        return cls([run.train_set.prompt(int(selection.rows[i])) for i in mine], [int(seeds[i]) for i in mine], sampling)
 
 
 def gather_outcomes(run: Run, selection: Selection, responses: Sequence[Response], rewards: np.ndarray) -> Outcomes:

@@ -15,7 +15,7 @@ from fastsched.evaluate import evaluate, score
 from fastsched.learn.learner import NonFiniteLimit
 from fastsched.log import write_config, write_environment
 from fastsched.rollouts import Batch, gather_outcomes, sample_rows, sync
-from fastsched.types import Knobs, Outcomes, Sampling, Stats
+from fastsched.types import Knobs, Outcomes, Stats
 
 DONE, GUARD, INTERRUPTED = 0, 3, 130
 
@@ -79,8 +79,7 @@ def _step(run: Run, progress: Progress) -> None:
         selection, knobs = run.scheduler.next_prompts(), run.scheduler.knobs()
         batch = Batch.of(run, selection, step)
     with log.phase("rollout"):
-        sampling = Sampling(cfg.rollout.responses, cfg.rollout.max_new_tokens, cfg.rollout.temperature, cfg.rollout.top_p, cfg.rollout.top_k)
-        responses = run.rollout.generate(batch.prompts, sampling, batch.seeds)
+        responses = run.rollout.generate(batch.prompts, batch.sampling, batch.seeds)
     with log.phase("reward"):
         rewards, texts, failures = score(run, batch.prompts, responses)
         outcomes = gather_outcomes(run, selection, responses, rewards)

@@ -95,8 +95,8 @@ def test_gpu_presets_dry_run_without_a_hub(capsys, monkeypatch, name):
 def test_dry_run_checks_the_whole_dataset(capsys, tmp_path, random_model):
     def dry(rows, *more):
         (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(r) for r in rows))
-        return ["train", "--dry-run", "--model.name", str(random_model), "--data.task", "dataset", "--data.source", str(tmp_path / "data.jsonl"),
-                "--data.eval_per_bin", "2", "--train.prompts_per_step", "4", *more]
+        return ["train", "--dry-run", "--model.name", str(random_model), "--data.task", "dataset",
+                "--data.source", str(tmp_path / "data.jsonl"), "--data.eval_per_bin", "2", "--train.prompts_per_step", "4", *more]
 
     rows = [{"prompt": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(40)]
     assert main(dry(rows)) == 0

@@ -86,7 +86,8 @@ def test_a_planted_violation_is_found(tmp_path, file, source):
 
 
 def test_kernels_folder_is_no_package():
-    assert not (ROOT / "kernels" / "__init__.py").exists(), "kernels/__init__.py would shadow the hub client `kernels` that transformers imports"
+    shadow = ROOT / "kernels" / "__init__.py"
+    assert not shadow.exists(), "it would shadow the hub client `kernels` that transformers imports"
 
 
 @pytest.mark.parametrize("hub_client", [False, True])
@@ -95,7 +96,8 @@ def test_transformers_imports_from_the_repository_root(tmp_path, hub_client):
     if hub_client:
         (tmp_path / "kernels").mkdir()
         (tmp_path / "kernels" / "__init__.py").write_text("WHO = 'hub client'\n")
-    code = "import transformers.models.llama.modeling_llama, sys; m = sys.modules.get('kernels'); import kernels; print(getattr(kernels, 'WHO', None))"
-    done = subprocess.run([sys.executable, "-c", f"import sys; sys.path.append({str(tmp_path)!r}); " + code], cwd=ROOT, capture_output=True, text=True)
+    code = (f"import sys; sys.path.append({str(tmp_path)!r})\nimport transformers.models.llama.modeling_llama\n"
+            "import kernels; print(getattr(kernels, 'WHO', None))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().splitlines()[-1] == ("hub client" if hub_client else "None")

@@ -70,8 +70,8 @@ def test_run_folder_and_console(fastsched, tmp_path, random_model):
     run = tmp_path / "run"
     done = fastsched(*small(random_model, run, "--log.plots", "true"))
     assert done.returncode == 0, done.stderr
-    for name in ("config.yaml", "environment.json", "metrics.csv", "metrics.jsonl", "samples.jsonl", "evals.jsonl", "log.txt", "report.html",
-                 "checkpoints/step-2/COMPLETE", "tensorboard", "plots"):
+    for name in ("config.yaml", "environment.json", "metrics.csv", "metrics.jsonl", "samples.jsonl", "evals.jsonl", "log.txt",
+                 "report.html", "checkpoints/step-2/COMPLETE", "tensorboard", "plots"):
         assert (run / name).exists(), name
     assert done.stdout.strip().splitlines()[-1] == str(run / "report.html")
     assert "1 digit" in done.stdout and "lambda_KL" in done.stdout and "get_accelerator" not in done.stdout
@@ -104,7 +104,8 @@ def test_a_reward_that_cannot_be_loaded(fastsched, tmp_path, random_model):
 
 def test_no_signal_stops_with_a_reason(fastsched, tmp_path, random_model):
     (tmp_path / "constant.py").write_text("def score(**_):\n    return 1.0\n")
-    done = fastsched(*small(random_model, tmp_path / "run", "--reward.kind", "constant:score", "--train.no_signal_limit", "2", "--train.steps", "9",
+    done = fastsched(*small(random_model, tmp_path / "run", "--reward.kind", "constant:score", "--train.no_signal_limit", "2",
+                            "--train.steps", "9",
                             "--scheduler.kl.start", "0", "--scheduler.kl.floor", "0", "--scheduler.kl.ceiling", "0",
                             "--scheduler.entropy.ceiling", "0"), PYTHONPATH=str(tmp_path))
     assert done.returncode == 3 and "train.no_signal_limit" in done.stdout
@@ -160,7 +161,8 @@ def test_two_ranks_under_a_launcher(fastsched, tmp_path, random_model, launcher)
     """The same metrics as one rank, to fp32 tolerance: prompts, seeds and denominators are global."""
     launchers = {
         "torchrun": ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29731", "-m", "fastsched.cli"),
-        "deepspeed": (str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", "2", "--master_port", "29732", "--module", "fastsched.cli"),
+        "deepspeed": (str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", "2", "--master_port", "29732",
+                      "--module", "fastsched.cli"),
     }
     one, two = tmp_path / "one", tmp_path / "two"
     assert fastsched(*small(random_model, one)).returncode == 0
@@ -170,4 +172,5 @@ def test_two_ranks_under_a_launcher(fastsched, tmp_path, random_model, launcher)
         assert (a["w_0"], a["tokens_total"]) == (b["w_0"], b["tokens_total"])
         for name in ("reward_mean", "entropy", "kl", "grad_norm", "drift", "response_len_mean"):
             assert float(a[name]) == pytest.approx(float(b[name]), rel=1e-3, abs=1e-6), name
-    assert json.loads((two / "evals.jsonl").read_text().splitlines()[0])["n"] == json.loads((one / "evals.jsonl").read_text().splitlines()[0])["n"]
+    counts = [json.loads((folder / "evals.jsonl").read_text().splitlines()[0])["n"] for folder in (one, two)]
+    assert counts[0] == counts[1]

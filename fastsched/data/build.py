@@ -47,8 +47,8 @@ def build_sets(cfg: DataConfig, tokenizer, seed: int, source: Optional[datasets.
 
 
 def arithmetic_parts(cfg: DataConfig, tokenizer, seed: int, report: dict, scratch: Path) -> tuple[Part, Part]:
-    train = encode_generated(cfg, tokenizer, arithmetic_rows(cfg.size, cfg.digits, cfg.operators, seed), scratch)
-    held = encode_generated(cfg, tokenizer, arithmetic_held_out(cfg.eval_per_bin, cfg.digits, cfg.operators), scratch)
+    train = encode_generated(cfg, tokenizer, arithmetic_rows(cfg.size, cfg.digits, cfg.operators, seed, cfg.negative), scratch)
+    held = encode_generated(cfg, tokenizer, arithmetic_held_out(cfg.eval_per_bin, cfg.digits, cfg.operators, cfg.negative), scratch)
     parts = [check_rows(cfg, part, counts) for part, counts in ((train, report["dropped"]), (held, {}))]
     train, held = ((part, column(part, "difficulty").astype(np.int64)) for part in parts)
     return train, held

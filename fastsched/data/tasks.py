@@ -48,13 +48,18 @@ def held_out(a: np.ndarray, operator: np.ndarray, b: np.ndarray) -> np.ndarray:
     return mix64(mix64(mix64(a) ^ operator.astype(np.uint64)) ^ b.astype(np.uint64)) % share == 0
 
 
-def draw_problems(n: int, digits: int, operators: str, rng: np.random.Generator) -> np.ndarray:
-    """n problems, even with replacement: [n, 3] int64 of first operand, operator's character code, second operand."""
+def draw_problems(n: int, digits: int, operators: str, negative: bool, rng: np.random.Generator) -> np.ndarray:
+    """n problems, even with replacement: [n, 3] int64 of first operand, operator's character code, second operand.
+
+    Without `negative` the larger operand of a difference comes first.
+    """
     low, high = operand_range(digits)
     width = high - low
     flat = rng.integers(0, width * width * len(operators), size=n)
     codes = np.array([ord(op) for op in operators])
-    return np.stack([low + flat % width, codes[flat // (width * width)], low + flat // width % width], axis=1)
+    a, operator, b = low + flat % width, codes[flat // (width * width)], low + flat // width % width
+    swap = (operator == ord("-")) & (a < b) & (not negative)
+    return np.stack([np.where(swap, b, a), operator, np.where(swap, a, b)], axis=1)
 
 
 def check_arithmetic(digits: Sequence[int], operators: str) -> None:
@@ -78,13 +83,14 @@ def phrase(problems: np.ndarray, digits: np.ndarray, bins: np.ndarray) -> Rows:
     )
 
 
-def arithmetic_rows(n: int, digits: Sequence[int] = (1, 2, 3, 4), operators: str = "+-", seed: int = 0) -> Rows:
+def arithmetic_rows(n: int, digits: Sequence[int] = (1, 2, 3, 4), operators: str = "+-", seed: int = 0,
+                    negative: bool = True) -> Rows:
     """n training problems "What is A + B?", one difficulty bin for each entry of `digits`.
 
     Both operands of bin i have exactly digits[i] digits. Row r is of bin r mod len(digits), so counts differ by at
     most one. Problems are drawn with replacement (one digit has only 138 of them) and never belong to the held-out
-    split. Answers are decimal strings, negative where the difference is. Raises ConfigError on unknown operators or
-    digit counts.
+    split. Answers are decimal strings; differences may be negative unless `negative` is false. Raises ConfigError on
+    unknown operators or digit counts.
     """
     check_arithmetic(digits, operators)
     bins = np.arange(n, dtype=np.int64) % len(digits)
@@ -93,14 +99,14 @@ def arithmetic_rows(n: int, digits: Sequence[int] = (1, 2, 3, 4), operators: str
         rng = np.random.default_rng([seed, d])
         of_bin = np.flatnonzero(bins == i)
         while len(of_bin):
-            drawn = draw_problems(len(of_bin), d, operators, rng)
+            drawn = draw_problems(len(of_bin), d, operators, negative, rng)
             drawn = drawn[~held_out(*drawn.T)]
             problems[of_bin[: len(drawn)]] = drawn
             of_bin = of_bin[len(drawn):]
     return phrase(problems, np.asarray(digits, dtype=np.int64)[bins], bins)
 
 
-def arithmetic_held_out(per_bin: int, digits: Sequence[int] = (1, 2, 3, 4), operators: str = "+-") -> Rows:
+def arithmetic_held_out(per_bin: int, digits: Sequence[int] = (1, 2, 3, 4), operators: str = "+-", negative: bool = True) -> Rows:
     """Up to `per_bin` different held-out problems of each bin, bin after bin; independent of any seed.
 
     A bin gives fewer where its split holds fewer: one digit with + and - has 62. A smaller `per_bin` gives a prefix
@@ -109,7 +115,7 @@ def arithmetic_held_out(per_bin: int, digits: Sequence[int] = (1, 2, 3, 4), oper
     check_arithmetic(digits, operators)
     chosen = []
     for d in digits:
-        drawn = draw_problems(max(4096, 64 * per_bin), d, operators, np.random.default_rng([0x4E1D, d]))
+        drawn = draw_problems(max(4096, 64 * per_bin), d, operators, negative, np.random.default_rng([0x4E1D, d]))
         drawn = drawn[held_out(*drawn.T)]
         first = np.sort(np.unique(drawn, axis=0, return_index=True)[1])
         chosen.append(drawn[first[:per_bin]])

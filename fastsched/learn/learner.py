@@ -162,7 +162,8 @@ class Learner:
     def _stats(self, totals, results: list[StepResult], squares, responses, rewards, drift: float, lr: float) -> Stats:
         cfg, last = self.cfg.learner, results[-1]
         local = [*totals, sum(len(r.token_ids) for r in responses), flat_groups(rewards).sum(), len(rewards)]
-        tokens, entropy, kl, clipped, deviation, loss, all_tokens, flat, groups = self.engine.all_reduce(np.array(local, np.float64)).tolist()
+        reduced = self.engine.all_reduce(np.array(local, np.float64)).tolist()
+        tokens, entropy, kl, clipped, deviation, loss, all_tokens, flat, groups = reduced
         per_token = lambda total: total / tokens if tokens else float("nan")
         return Stats(
             loss=loss / len(results), entropy=per_token(entropy), kl=per_token(kl) if cfg.kl != "none" else float("nan"),

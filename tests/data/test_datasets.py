@@ -83,7 +83,8 @@ def test_the_cache_folder_comes_from_the_environment(tokenizer, tmp_path, monkey
 
 
 @pytest.mark.parametrize("change", [
-    {"seed": 1}, {"size": 201}, {"digits": (1, 2)}, {"operators": "+"}, {"system_prompt": "Be brief."}, {"chat": False}, {"examples": (("1 + 1?", "2"),)},
+    {"seed": 1}, {"size": 201}, {"digits": (1, 2)}, {"operators": "+"}, {"system_prompt": "Be brief."}, {"chat": False},
+    {"examples": (("1 + 1?", "2"),)}, {"negative": False},
     {"task": "reasoning-gym:chain_sum"},
 ])
 def test_every_option_of_generated_data_changes_the_digest(load, change):

@@ -107,3 +107,11 @@ def test_unknown_reasoning_gym_task_names_the_nearest():
 def test_a_reasoning_gym_task_that_needs_settings_says_so():
     with pytest.raises(ConfigError, match="composite"):
         reasoning_gym_rows("composite", 1, 0)
+
+
+def test_differences_are_negative_only_where_wanted():
+    for rows in (arithmetic_rows(2000, negative=False), arithmetic_held_out(64, negative=False)):
+        assert all(int(a) >= 0 for a in rows.answer) and any("-" in p for p in rows.prompt)
+    assert any(int(a) < 0 for a in arithmetic_rows(2000).answer)
+    train = set(arithmetic_rows(20_000, digits=(1,), negative=False).prompt)
+    assert train.isdisjoint(arithmetic_held_out(200, digits=(1,), negative=False).prompt)

@@ -34,7 +34,8 @@ def batch(seed=0):
         prompt = tuple(rng.integers(5, 200, rng.integers(2, 9)).tolist())
         for _ in range(G):
             n = int(rng.integers(1, 8))
-            responses.append(Response(row, prompt, tuple(rng.integers(5, 200, n).tolist()), rng.normal(-2, 1, n).astype(np.float32), "stop", 0))
+            tokens, logp = tuple(rng.integers(5, 200, n).tolist()), rng.normal(-2, 1, n).astype(np.float32)
+            responses.append(Response(row, prompt, tokens, logp, "stop", 0))
     rewards = rng.integers(0, 2, (P, G)).astype(float)
     rewards[0], rewards[1, 2] = 1.0, np.nan  # a flat group and a failed score
     rewards[2] = [0, 1, 0, 0]

@@ -14,7 +14,8 @@ def make(groups, rng, keep_share=0.7):
         prompt = [next(next_id) for _ in range(p)]
         for n in lengths:
             keep = rng.random(n) < keep_share
-            out.append(Sample(g, prompt, [next(next_id) for _ in range(n)], rng.random(n).astype(np.float32), float(rng.normal()), keep, 0.25))
+            tokens = [next(next_id) for _ in range(n)]
+            out.append(Sample(g, prompt, tokens, rng.random(n).astype(np.float32), float(rng.normal()), keep, 0.25))
     return out
 
 
