@@ -4,12 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
-
-
-def environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
+from command_line import ROOT, environment
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from tests.conftest import ROOT, environment
+from command_line import ROOT, environment
 
 UNREPEATABLE = ("t_", "tokens_per_s", "peak_mem_gb")
 
