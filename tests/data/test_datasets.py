@@ -42,10 +42,10 @@ def test_arithmetic_tokens_are_those_of_the_chat_template(load, make_tokenizer, 
 
 
 def test_a_template_that_changes_texts_has_no_frame(make_tokenizer):
-    assert literal_frame(make_tokenizer(), None, ["What is 1 + 2?"]) == ("<|user|>\n", "<|end|>\n<|assistant|>\n")
-    assert literal_frame(make_tokenizer(TRIMMING), None, [" What is 1 + 2?"]) is None
-    assert literal_frame(make_tokenizer(REPEATING), None, ["What is 1 + 2?"]) is None
-    assert literal_frame(make_tokenizer(COUNTING), None, ["What is 1 + 2?"]) is None
+    assert literal_frame(make_tokenizer(), [], ["What is 1 + 2?"]) == ("<|user|>\n", "<|end|>\n<|assistant|>\n")
+    assert literal_frame(make_tokenizer(TRIMMING), [], [" What is 1 + 2?"]) is None
+    assert literal_frame(make_tokenizer(REPEATING), [], ["What is 1 + 2?"]) is None
+    assert literal_frame(make_tokenizer(COUNTING), [], ["What is 1 + 2?"]) is None
 
 
 def test_without_chat_the_text_is_fed_as_the_tokenizer_encodes_it(load, tokenizer):
