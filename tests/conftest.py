@@ -2,9 +2,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch
 from command_line import ROOT, environment
+
+if not torch.cuda.is_available():
+    # Triton defines its own helpers for the interpreter or for the compiler when it is first imported, whoever does that first.
+    with patch.dict(os.environ, TRITON_INTERPRET="1"):
+        import triton.language  # noqa: F401
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from pebble import ProcessExpired, ProcessPool
 from fastsched.config import ConfigError, RewardConfig, require
 from fastsched.data.scorers import load_scorer, run_scorer
 
-START_LIMIT_S = 120.0  # for starting a worker and importing a user's module
+START_LIMIT_S = 60.0  # for starting a worker and importing a user's module
 KILL_SLACK_S = 10.0  # for noticing a hang, killing the process and starting another
 ROUNDS = 3  # times a response is scheduled when the whole pool breaks under it
 PRELOAD = {"math_verify": ["math_verify"], "task": ["reasoning_gym"]}  # imported once, before the workers fork
@@ -86,7 +86,7 @@ class RewardPool:
         try:
             problem = self._pool.schedule(loading_problem).result(timeout=START_LIMIT_S)
         except TimeoutError:
-            problem = f"not loaded within {START_LIMIT_S:.0f} s"
+            problem = f"not loaded within {START_LIMIT_S:.0f} s, or its process died"
         except (ProcessExpired, BrokenExecutor) as error:
             problem = f"the process died while loading it ({error})"
         if problem:
