@@ -4,7 +4,9 @@ Every field is reachable as a dotted command-line key (`--learner.lr 1e-6`) and 
 The string below a field is its help text.
 """
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Optional
 
 
@@ -17,10 +19,14 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def default_cache_dir() -> Path:
+    """The folder of everything that is made once: FASTSCHED_CACHE, or `.cache/fastsched` in the working directory."""
+    return Path(os.environ.get("FASTSCHED_CACHE") or ".cache/fastsched")
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """What `--dry-run` needs of a model whose config.json cannot be read here (no hub)."""
-
     parameters: float
     layers: int
     hidden: int
@@ -166,7 +172,6 @@ class LearnerConfig:
 @dataclass(frozen=True)
 class CoefficientConfig:
     """A scheduled coefficient: starts at `start`, stays in [floor, ceiling]; floor = ceiling = start holds it constant."""
-
     start: float = 0.0
     floor: float = 0.0
     ceiling: float = 0.0
@@ -179,7 +184,6 @@ class CoefficientConfig:
 @dataclass(frozen=True)
 class TemporalConfig:
     """Trajectory-percentile schedule S(tau) of algorithms.md 1; `mode: none` trains every token."""
-
     mode: Literal["none", "linear"] = "none"
     magnitude: float = 0.99
     start: float = 0.0

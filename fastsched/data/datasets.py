@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 import pyarrow.compute as pc
 from filelock import FileLock
 
-from fastsched.config import DataConfig, require
+from fastsched.config import DataConfig, default_cache_dir, require
 from fastsched.data.build import build_sets, column
 from fastsched.data.encode import check_tokenizer
 from fastsched.data.sources import open_source, source_digest
@@ -60,10 +59,6 @@ def require_batch(prompts: PromptSet, prompts_per_step: int) -> None:
     require(len(prompts) >= prompts_per_step,
             f"train.prompts_per_step: {prompts_per_step} prompts a step, but after the checks the data set has "
             f"{len(prompts)} to train on; lower it or add data")
-
-
-def default_cache_dir() -> Path:
-    return Path(os.environ.get("FASTSCHED_CACHE") or ".cache/fastsched")
 
 
 def load_prompts(cfg: DataConfig, tokenizer, seed: int,

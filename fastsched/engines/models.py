@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from fastsched.config import ConfigError, ModelConfig
+from fastsched.config import ConfigError, ModelConfig, default_cache_dir
 from fastsched.engines import tiny
 
 NOT_DOWNLOADED = ("original/*", "*.gguf", "*.pth", "*.onnx", "*.h5", "*.msgpack")
@@ -38,11 +37,6 @@ class Split(NamedTuple):
     weight: nn.Parameter  # [V, H]; the input embedding's own parameter where the two are tied
     bias: nn.Parameter | None  # [V]
     softcap: float | None  # c of c * tanh(z / c)
-
-
-def default_cache_dir() -> Path:
-    """The folder of everything that is made once: FASTSCHED_CACHE, or `.cache/fastsched` in the working directory."""
-    return Path(os.environ.get("FASTSCHED_CACHE") or ".cache/fastsched")
 
 
 def resolve_model(
