@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 from fastsched_kernels import implementation
 
-from fastsched.config import Config, require
+from fastsched.config import Config, ConfigError, require
 from fastsched.control.scheduler import Scheduler
 from fastsched.data.datasets import PromptSet
 from fastsched.data.rewards import RewardPool
@@ -63,13 +63,20 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
     with log.phase("starting the learner"):
         learner = _learner(cfg, run_dir, model_path) if learn else None
         if learner:
-            log.note(f"head: {implementation(learner.engine.device, learner.engine.dtype)}, ZeRO stage {cfg.learner.zero_stage}")
+            log.note(f"head: {_head(cfg, learner)}, ZeRO stage {cfg.learner.zero_stage}")
     with log.phase("starting the sampler"):
         rollout = open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed,
                                max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
                                stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code))
     scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed)
     return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner)
+
+
+def _head(cfg: Config, learner: Learner) -> str:
+    try:
+        return implementation(learner.engine.device, learner.engine.dtype, cfg.learner.head)
+    except NotImplementedError as error:
+        raise ConfigError(f"learner.head: {error}") from error
 
 
 def _learner(cfg: Config, run_dir: Path, model_path: Path) -> Learner:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fastsched.config import Config, DataConfig
 from fastsched.data.datasets import PromptSet, load_prompts, require_batch
-from fastsched.data.tasks import arithmetic_rows
+from fastsched.data.tasks import arithmetic_rows, form_of
 from fastsched.engines.models import resolve_model
 
 WARM_START_ROWS = 20_000
@@ -14,7 +14,7 @@ def prepare_model(cfg: Config) -> Path:
     """The local model folder; builtin models are made on first use, by one rank at a time."""
     rows = None
     if cfg.model.name == "builtin:tiny":
-        table = arithmetic_rows(WARM_START_ROWS, cfg.data.digits, cfg.data.operators, seed=0, negative=cfg.data.negative)
+        table = arithmetic_rows(WARM_START_ROWS, cfg.data.digits, form_of(cfg.data), seed=0)
         rows = list(zip(table.prompt, table.answer, table.bin.tolist(), strict=True))
     return resolve_model(cfg.model, warm_start_rows=rows)
 

@@ -99,18 +99,22 @@ class Sampling:
     top_k: int = -1
 
 
+COMMON = -2  # a group id of MicroBatch
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Packed sequences [B, W] and the R response tokens of them that are trained, as one forward and backward.
 
-    Position i attends to j <= i of the same group when j is prompt (`response_ids` 0) or of the same response. The prompt of
-    a group may stand once before all its responses; `position_ids` then continue from the prompt for each response. The last
-    token of a response is a target only and is not fed.
+    Position i attends to j <= i of the same group when j is prompt (`response_ids` 0) or of the same response, and to the row's
+    beginning of group COMMON, which stands for the first tokens of all its prompts. The prompt of a group may stand once before
+    all its responses; `position_ids` then continue from the prompt for each response. The last token of a response is a target
+    only and is not fed.
     """
 
     input_ids: np.ndarray  # [B, W] int64
     position_ids: np.ndarray  # [B, W] int64
-    group_ids: np.ndarray  # [B, W] int64, -1 is padding
+    group_ids: np.ndarray  # [B, W] int64, -1 is padding, COMMON the beginning that all groups of a row share
     response_ids: np.ndarray  # [B, W] int64, 0 is prompt
     rows: np.ndarray  # [R] int64, flat position in B * W whose hidden state predicts the target
     targets: np.ndarray  # [R] int64

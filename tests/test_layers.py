@@ -76,7 +76,7 @@ def test_imports_run_downwards():
     ("fastsched/control/window.py", "import torch"),
     ("fastsched/learn/packing.py", "import vllm"),
     ("fastsched/data/tasks.py", "from fastsched.engines import models"),
-    ("fastsched/config.py", "from fastsched.control.scheduler import Scheduler"),
+    ("fastsched/config/run.py", "from fastsched.control.scheduler import Scheduler"),
     ("kernels/fastsched_kernels/linear.py", "from fastsched.types import Knobs"),
 ])
 def test_a_planted_violation_is_found(tmp_path, file, source):

@@ -65,6 +65,26 @@ def test_kill_9_and_resume_repeat_every_digit(fastsched, tmp_path):
         assert (run_dir / name).read_text() == (tmp_path / "straight" / name).read_text()
 
 
+def test_fused_and_reference_head_train_alike(fastsched, tmp_path):
+    """tiny-cpu with vLLM under the C++ head and under the PyTorch formulas, step by step, until rounding may change a sampled token."""
+    options = ["train", "--preset", "tiny-cpu", "--train.steps", "8", "--train.eval_at_ends", "false", "--data.size", "4000",
+               "--data.eval_per_bin", "8", "--log.plots", "false"]
+    runs = []
+    for head in ("cpp", "pytorch"):
+        done = fastsched(*options, "--run_dir", str(tmp_path / head), "--learner.head", head, timeout=280)
+        assert done.returncode == 0 and f"head: {head} (asked for)" in done.stdout, done.stdout + done.stderr
+        runs.append(rows(tmp_path / head))
+    assert len(runs[0]) == len(runs[1]) == 8
+    for fused, reference in zip(*runs, strict=True):
+        for name in ("success", "loss", "entropy", "kl", "drift", "grad_norm"):
+            assert float(fused[name]) == pytest.approx(float(reference[name]), rel=1e-3, abs=1e-6), (name, fused["step"])
+
+
+def test_a_head_that_cannot_run_here_is_named(fastsched, tmp_path, random_model):
+    done = fastsched(*small(random_model, tmp_path / "run", "--learner.head", "triton"))
+    assert done.returncode == 2 and "learner.head: implementation='triton'" in done.stderr, done.stdout + done.stderr
+
+
 def test_run_folder_and_console(fastsched, tmp_path, random_model):
     run = tmp_path / "run"
     done = fastsched(*small(random_model, run, "--log.plots", "true"))

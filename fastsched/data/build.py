@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from fastsched.config import ConfigError, DataConfig, require
 from fastsched.data.difficulty import equal_count_bins
-from fastsched.data.encode import Columns, Encoder, literal_frame, opening
+from fastsched.data.encode import Columns, Encoder, literal_frame, opening, prefills
 from fastsched.data.sources import GENERATED, from_rows
-from fastsched.data.tasks import Rows, arithmetic_held_out, arithmetic_rows, mix64, reasoning_gym_rows
+from fastsched.data.tasks import Rows, arithmetic_held_out, arithmetic_rows, form_of, mix64, reasoning_gym_rows
 
 BATCH = 2000  # rows rendered and tokenised at a time
 SHOWN = 5  # row numbers in an error message
@@ -47,8 +47,8 @@ def build_sets(cfg: DataConfig, tokenizer, seed: int, source: Optional[datasets.
 
 
 def arithmetic_parts(cfg: DataConfig, tokenizer, seed: int, report: dict, scratch: Path) -> tuple[Part, Part]:
-    train = encode_generated(cfg, tokenizer, arithmetic_rows(cfg.size, cfg.digits, cfg.operators, seed, cfg.negative), scratch)
-    held = encode_generated(cfg, tokenizer, arithmetic_held_out(cfg.eval_per_bin, cfg.digits, cfg.operators, cfg.negative), scratch)
+    train = encode_generated(cfg, tokenizer, arithmetic_rows(cfg.size, cfg.digits, form_of(cfg), seed), scratch)
+    held = encode_generated(cfg, tokenizer, arithmetic_held_out(cfg.eval_per_bin, cfg.digits, form_of(cfg)), scratch)
     parts = [check_rows(cfg, part, counts) for part, counts in ((train, report["dropped"]), (held, {}))]
     train, held = ((part, column(part, "difficulty").astype(np.int64)) for part in parts)
     return train, held
@@ -79,7 +79,10 @@ def split_parts(cfg: DataConfig, tokenizer, seed: int, source: Optional[datasets
 
 
 def encode_generated(cfg: DataConfig, tokenizer, rows: Rows, scratch: Path) -> datasets.Dataset:
-    frame = literal_frame(tokenizer, opening(cfg), rows.prompt) if cfg.chat and cfg.task == "arithmetic" else None
+    frame = None
+    if cfg.chat and cfg.task == "arithmetic":
+        starts = None if cfg.prefill is None else prefills(cfg.prefill, {"problem": rows.problem}, len(rows.problem))
+        frame = literal_frame(tokenizer, opening(cfg), rows.prompt, starts)
     return encode(from_rows(rows), Encoder(tokenizer, cfg, GENERATED, frame), scratch)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Optional, Sequence
 
@@ -10,6 +11,8 @@ import jinja2
 from fastsched.config import ConfigError, DataConfig, require
 
 SENTINEL = "\ue000fastsched\ue001"
+PREFILL_SENTINEL = "\ue000prefill\ue001"
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
 PROBES = 64  # rows on which the frame of a template is checked against full rendering
 
 Messages = list[dict[str, Any]]
@@ -29,7 +32,7 @@ class Columns:
 def check_tokenizer(cfg: DataConfig, tokenizer) -> None:
     require(not cfg.chat or bool(tokenizer.chat_template),
             "data.chat: the tokenizer has no chat template; set data.chat false to feed the text as it is")
-    for key, value in (("system_prompt", cfg.system_prompt), ("examples", cfg.examples)):
+    for key, value in (("system_prompt", cfg.system_prompt), ("examples", cfg.examples), ("prefill", cfg.prefill)):
         require(cfg.chat or not value, f"data.{key}: has no effect with data.chat false; put it into the prompts or unset it")
 
 
@@ -76,38 +79,61 @@ def opening(cfg: DataConfig) -> Messages:
     return system + [{"role": role, "content": content} for turn in turns for role, content in turn]
 
 
-def conversation(prompt: Any, start: Messages, row: int) -> Messages:
-    """`start` and the chat messages of one prompt; keys that Arrow filled with None because other rows have them are left out."""
+def conversation(prompt: Any, start: Messages, row: int, prefill: Optional[str] = None) -> Messages:
+    """`start`, the chat messages of one prompt and the beginning of the answer.
+
+    Keys of a message that Arrow filled with None because other rows have them are left out.
+    """
     if isinstance(prompt, str):
         messages = [{"role": "user", "content": prompt}]
     else:
         messages = [{key: value for key, value in message.items() if value is not None} for message in prompt]
     require(not start or messages[0]["role"] != "system",
             f"data.system_prompt, data.examples: row {row} has a system message of its own; keep one of the two")
-    return [*start, *messages]
+    if prefill is None:
+        return [*start, *messages]
+    require(messages[-1]["role"] != "assistant", f"data.prefill: row {row} ends in an assistant turn of its own; keep one of the two")
+    return [*start, *messages, {"role": "assistant", "content": prefill}]
 
 
 def render(tokenizer, messages: Messages, row: int) -> str:
+    """The chat as text, open for the policy: after a generation prompt, or inside the assistant turn that `messages` end in."""
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except jinja2.TemplateError as error:
+        continued = messages[-1]["role"] == "assistant"
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not continued,
+                                             continue_final_message=continued)
+    except (jinja2.TemplateError, ValueError) as error:
         raise ConfigError(f"data: the tokenizer's chat template rejects the messages of row {row}: {error}") from error
 
 
-def literal_frame(tokenizer, start: Messages, texts: Sequence[str]) -> Optional[tuple[str, str]]:
-    """(before, after) such that before + text + after is the rendered prompt, checked on probes spread over `texts`.
+def literal_frame(tokenizer, start: Messages, texts: Sequence[str],
+                  prefills: Optional[Sequence[str]] = None) -> Optional[tuple[str, str]]:
+    """(before, after) such that before + text + after + prefill is the rendered prompt, checked on probes spread over `texts`.
 
     None where the template does more with the text than insert it once. For generated texts of one form, which the
     probes stand for; other sources are rendered row by row.
     """
-    rendered = render(tokenizer, conversation(SENTINEL, start, 0), 0)
-    if rendered.count(SENTINEL) != 1:
+    end = "" if prefills is None else PREFILL_SENTINEL
+    rendered = render(tokenizer, conversation(SENTINEL, start, 0, end or None), 0)
+    if rendered.count(SENTINEL) != 1 or not rendered.endswith(end):
         return None
-    before, after = rendered.split(SENTINEL)
+    before, after = rendered.removesuffix(end).split(SENTINEL)
     for row in range(0, len(texts), max(1, len(texts) // PROBES)):
-        if render(tokenizer, conversation(texts[row], start, row), row) != before + texts[row] + after:
+        prefill = None if prefills is None else prefills[row]
+        if render(tokenizer, conversation(texts[row], start, row, prefill), row) != before + texts[row] + after + (prefill or ""):
             return None
     return before, after
+
+
+def prefills(template: Optional[str], batch: dict[str, list], count: int) -> list[Optional[str]]:
+    """`data.prefill` of `count` rows, its `{column}` replaced by the row's value; None where that value is missing."""
+    if template is None:
+        return [None] * count
+    names = PLACEHOLDER.findall(template)
+    for name in names:
+        require(name in batch, f"data.prefill: there is no column {name!r} for {{{name}}}; the rows have {', '.join(batch)}")
+    missing = [any(batch[name][i] is None for name in names) for i in range(count)]
+    return [None if missing[i] else PLACEHOLDER.sub(lambda m, i=i: str(batch[m[1]][i]), template) for i in range(count)]
 
 
 def tokenize(tokenizer, texts: list[str], chat: bool) -> list[list[int]]:
@@ -136,11 +162,12 @@ class Encoder:
         count = len(prompts)
         rows = list(range(start, start + count))
         difficulties = batch[self.columns.difficulty] if self.columns.difficulty else [0.0] * count
-        problems = [self._problem(*values) for values in zip(prompts, answers, difficulties, strict=True)]
+        starts = prefills(self.cfg.prefill, batch, count)
+        problems = [self._problem(*values) for values in zip(prompts, answers, difficulties, starts, strict=True)]
         good = [i for i in range(count) if not problems[i]]
         token_ids: list[list[int]] = [[] for _ in rows]
         if good:
-            texts = [self._rendered(prompts[i], rows[i]) for i in good]
+            texts = [self._rendered(prompts[i], starts[i], rows[i]) for i in good]
             for i, ids in zip(good, tokenize(self.tokenizer, texts, self.cfg.chat), strict=True):
                 token_ids[i] = ids
         return {
@@ -154,17 +181,18 @@ class Encoder:
             "problem": problems,
         }
 
-    def _problem(self, prompt: Any, answer: Any, difficulty: Any) -> str:
+    def _problem(self, prompt: Any, answer: Any, difficulty: Any, prefill: Optional[str]) -> str:
         missing = "" if self.columns.answer_optional else answer_problem(answer)
-        return prompt_problem(prompt) or missing or difficulty_problem(difficulty)
+        unfilled = "missing value for data.prefill" if self.cfg.prefill is not None and prefill is None else ""
+        return prompt_problem(prompt) or missing or difficulty_problem(difficulty) or unfilled
 
-    def _rendered(self, prompt: Any, row: int) -> str:
+    def _rendered(self, prompt: Any, prefill: Optional[str], row: int) -> str:
         if not self.cfg.chat:
             require(isinstance(prompt, str), f"data.chat: row {row} is a list of chat messages; set data.chat true")
             return prompt
         if self.frame is not None:
-            return self.frame[0] + prompt + self.frame[1]
-        return render(self.tokenizer, conversation(prompt, opening(self.cfg), row), row)
+            return self.frame[0] + prompt + self.frame[1] + (prefill or "")
+        return render(self.tokenizer, conversation(prompt, opening(self.cfg), row, prefill), row)
 
     def _other_columns(self, batch: dict[str, list], count: int) -> list[str]:
         names = [name for name in batch if name not in (self.columns.prompt, self.columns.answer)]

@@ -41,6 +41,28 @@ def exact_number(prompt: str, response: str, answer: str, meta: Mapping[str, Any
     return float(last_number(response) == gold)
 
 
+def graded_number(prompt: str, response: str, answer: str, meta: Mapping[str, Any]) -> float:
+    """`exact_number`, with up to 0.5 for a wrong integer: half the share of its digits that are right.
+
+    Digits are compared place by place from the units on, over as many places as the longer of the two numbers has; a wrong
+    sign, a fraction or no number scores 0. Only the right number scores above 0.5.
+    """
+    if exact_number(prompt, response, answer, meta):
+        return 1.0
+    said, gold = (integer_digits(last_number(text)) for text in (response, answer))
+    if said is None or gold is None or said[0] != gold[0]:
+        return 0.0
+    right = sum(a == b for a, b in zip(said[1], gold[1], strict=False))
+    return 0.5 * right / max(len(said[1]), len(gold[1]))
+
+
+def integer_digits(number: Optional[Decimal]) -> Optional[tuple[bool, str]]:
+    """(negative, digits from the units on) of an integer of at most 1000 digits, else None."""
+    if number is None or number.adjusted() >= 1000 or number != number.to_integral_value():
+        return None
+    return number < 0, str(abs(int(number)))[::-1]
+
+
 def gold_expressions(answer: str) -> list:
     """The answer as math-verify reads it; LaTeX without delimiters, which it would misread, gets them."""
     from math_verify import parse
@@ -82,8 +104,8 @@ def reasoning_gym_verifier(prompt: str, response: str, answer: str, meta: Mappin
 
 def load_scorer(kind: str, task: str) -> Scorer:
     """The scorer of `reward.kind`; whatever importing a user's module raises is passed on."""
-    if kind == "exact_number":
-        return exact_number
+    if kind in ("exact_number", "graded_number"):
+        return exact_number if kind == "exact_number" else graded_number
     if kind == "math_verify":
         logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at each start that its timeouts are off
         importlib.import_module("math_verify")

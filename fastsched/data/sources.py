@@ -17,7 +17,7 @@ GENERATED = Columns(prompt="prompt", answer="answer", difficulty="bin", meta="me
 
 
 def from_rows(rows: Rows) -> datasets.Dataset:
-    columns = {"prompt": rows.prompt, "answer": rows.answer, "bin": rows.bin, "meta": rows.meta}
+    columns = {"prompt": rows.prompt, "answer": rows.answer, "bin": rows.bin, "meta": rows.meta, "problem": rows.problem}
     return datasets.Dataset.from_dict(columns)
 
 

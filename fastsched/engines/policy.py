@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fastsched.engines.models import backbone_and_head
-from fastsched.types import Head, MicroBatch
+from fastsched.types import COMMON, Head, MicroBatch
 
 
 class Policy(nn.Module):
@@ -39,10 +39,10 @@ class _HeadModule(nn.Module):
 
 
 def attention_mask(group_ids: torch.Tensor, response_ids: torch.Tensor) -> torch.Tensor:
-    """[B, 1, W, W] bool: position i sees j <= i of its own group that is prompt or of its own response (see MicroBatch)."""
+    """[B, 1, W, W] bool: position i sees j <= i of its own or the common group that is prompt or of its own response (MicroBatch)."""
     width = group_ids.shape[1]
     causal = torch.ones(width, width, dtype=torch.bool, device=group_ids.device).tril()
-    same_group = group_ids[:, :, None] == group_ids[:, None, :]
+    same_group = (group_ids[:, :, None] == group_ids[:, None, :]) | (group_ids[:, None, :] == COMMON)
     visible = (response_ids[:, None, :] == 0) | (response_ids[:, :, None] == response_ids[:, None, :])
     return (same_group & visible & causal)[:, None]
 

@@ -55,7 +55,7 @@ class Objective:
             kl=self.learner.kl, kl_coef=self.knobs.kl_coef, entropy_coef=self.knobs.entropy_coef,
             clip=self.learner.clip, dual_clip=self.learner.dual_clip, rollout_weight=self._correction(policy, tokens),
             temperature=self.rollout.temperature, softcap=policy.softcap, bias=policy.bias, skip_flat=False,
-            chunk_rows=self.learner.chunk_rows,
+            chunk_rows=self.learner.chunk_rows, implementation=self.learner.head,
         )
         with torch.no_grad():
             live = tokens.weight > 0
@@ -76,5 +76,6 @@ class Objective:
         """Log-probability and entropy [R] of `target` without gradient."""
         with torch.no_grad():
             return linear_token_stats(policy.hidden.detach(), policy.weight.detach(), target, temperature=self.rollout.temperature,
-                                      softcap=policy.softcap, bias=policy.bias, chunk_rows=self.learner.chunk_rows)
+                                      softcap=policy.softcap, bias=policy.bias, chunk_rows=self.learner.chunk_rows,
+                                      implementation=self.learner.head)
 

@@ -9,7 +9,9 @@ from typing import Sequence
 import numpy as np
 
 from fastsched.config import ConfigError
-from fastsched.types import MicroBatch
+from fastsched.types import COMMON, MicroBatch
+
+COMMON_SHARE = 8  # a row is at least this many times as long as the beginning that its prompts have in common
 
 
 @dataclass(frozen=True)
@@ -44,24 +46,26 @@ def token_weights(loss: str, kept: np.ndarray, total_kept: float, total_response
 def pack(samples: Sequence[Sample], *, token_budget: int, share_prompts: bool, row_width: int | None = None) -> list[MicroBatch]:
     """Micro-batches of at most `token_budget` tokens, padding included; longest first, first fit.
 
-    With `share_prompts` the responses of a group stand behind one copy of its prompt. `row_width` is the width of a packed row;
-    by default the longest item, which keeps the quadratic attention of a padded row small.
+    With `share_prompts` the responses of a group stand behind one copy of its prompt, and the groups of a row behind one copy of
+    what all prompts begin with (system prompt, examples). `row_width` is the width of a packed row; by default that of the
+    longest item, which keeps the quadratic attention of a padded row small, but wide enough for a common beginning to pay.
     Raises ConfigError when one item alone exceeds the budget.
     """
     items = _items(samples, share_prompts)
-    lengths = [_item_length(samples, item) for item in items]
-    longest = max(lengths, default=0)
+    common = _common_beginning(samples) if share_prompts and len(items) > 1 else 0
+    lengths = [_item_length(samples, item) - common for item in items]
+    longest = common + max(lengths, default=0)
     if longest > token_budget:
         raise ConfigError(
             f"learner.micro_batch_tokens: {token_budget} is less than the {longest} tokens of one packed "
             f"{'group (prompt and its responses)' if share_prompts else 'response with its prompt'}; raise it to at least {longest}"
         )
-    bins = _first_fit(lengths, row_width or longest)
+    bins = _first_fit(lengths, (row_width or max(longest, min(COMMON_SHARE * common, token_budget))) - common)
     micro_batches, start = [], 0
     while start < len(bins):
-        width = sum(lengths[i] for i in bins[start])
+        width = common + sum(lengths[i] for i in bins[start])
         stop = min(len(bins), start + max(1, token_budget // max(width, 1)))
-        micro_batches.append(_fill(samples, [[items[i] for i in b] for b in bins[start:stop]], width))
+        micro_batches.append(_fill(samples, [[items[i] for i in b] for b in bins[start:stop]], width, common))
         start = stop
     return micro_batches
 
@@ -78,6 +82,16 @@ def _items(samples: Sequence[Sample], share_prompts: bool) -> list[list[int]]:
     for i, sample in enumerate(samples):
         groups.setdefault(sample.group, []).append(i)
     return list(groups.values())
+
+
+def _common_beginning(samples: Sequence[Sample]) -> int:
+    """How many tokens all prompts begin with; at least the last token of each prompt stays its own."""
+    first, *others = {id(s.prompt_ids): s.prompt_ids for s in samples}.values()
+    common = len(first) - 1
+    for prompt in others:
+        common = min(common, len(prompt) - 1)
+        common = next((i for i in range(common) if prompt[i] != first[i]), common)
+    return common
 
 
 def _item_length(samples: Sequence[Sample], item: list[int]) -> int:
@@ -99,17 +113,19 @@ def _first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return sorted(rows, key=lambda row: -sum(lengths[i] for i in row))
 
 
-def _fill(samples: Sequence[Sample], rows: list[list[list[int]]], width: int) -> MicroBatch:
+def _fill(samples: Sequence[Sample], rows: list[list[list[int]]], width: int, common: int) -> MicroBatch:
     shape = (len(rows), width)
     tokens, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     groups, responses = np.full(shape, -1, np.int64), np.zeros(shape, np.int64)
     trained: list[tuple[np.ndarray, Sample, int, np.ndarray]] = []
     for b, row in enumerate(rows):
-        end = 0
+        end = common
+        tokens[b, :common], positions[b, :common] = samples[row[0][0]].prompt_ids[:common], np.arange(common)
+        groups[b, :common] = COMMON
         for number, item in enumerate(row):
             prompt = samples[item[0]].prompt_ids
-            start, end = end, end + len(prompt)
-            tokens[b, start:end], positions[b, start:end] = prompt, np.arange(len(prompt))
+            start, end = end, end + len(prompt) - common
+            tokens[b, start:end], positions[b, start:end] = prompt[common:], np.arange(common, len(prompt))
             groups[b, start:end], last_prompt = number, b * width + end - 1
             for k, i in enumerate(item, start=1):
                 sample, fed = samples[i], len(samples[i].token_ids) - 1

@@ -27,8 +27,11 @@ def choose(device: torch.device, dtype: torch.dtype, name: Optional[str] = None)
     return import_module(f"fastsched_kernels.{MODULES[name or _pick(device, dtype)[0]]}")
 
 
-def implementation(device: Union[str, torch.device] = "cpu", dtype: torch.dtype = torch.float32) -> str:
-    """What will compute rows of this dtype on this device, for the log; if it is PyTorch, also why."""
+def implementation(device: Union[str, torch.device] = "cpu", dtype: torch.dtype = torch.float32, name: Optional[str] = None) -> str:
+    """What will compute rows of this dtype on this device, for the log; if it is PyTorch, also why. `name` and errors as in `choose`."""
+    if name is not None:
+        choose(torch.device(device), dtype, name)
+        return f"{name} (asked for)"
     name, note = _pick(torch.device(device), dtype)
     return f"{name} ({note})" if note else name
 

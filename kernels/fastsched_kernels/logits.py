@@ -20,6 +20,7 @@ class LogitStats(NamedTuple):
     logp: Tensor
     entropy: Tensor
     kl: Tensor  # exact KL(pi || ref); NaN without reference logits
+    sum_p2: Optional[Tensor] = None  # sum of squared probabilities; only where asked for
 
 
 class LogitLoss(NamedTuple):
@@ -40,8 +41,10 @@ def token_stats(
     temperature: Number = 1.0,
     softcap: Optional[float] = None,
     implementation: Optional[str] = None,
+    sum_p2: bool = False,
 ) -> LogitStats:
-    """Log-probability, entropy and exact KL of each row, for any loss in PyTorch on top.
+    """Log-probability, entropy and exact KL of each row, for any loss in PyTorch on top; with `sum_p2` the sum of squared
+    probabilities too, at two more passes over the logits.
 
     logits [R, V], target [R] int64 in [0, V), ref_logits [R, V] of the same dtype, temperature a scalar or [R].
     Raises ValueError or IndexError for shapes and targets that do not fit.
@@ -50,7 +53,15 @@ def token_stats(
         raise ValueError(f"logits [R, V], target [R] and ref_logits [R, V] do not fit: {tuple(logits.shape)}, {tuple(target.shape)}")
     check_target(target, logits.shape[1])
     rows = choose(logits.device, logits.dtype, implementation)
-    return LogitStats(*_TokenStats.apply(logits, target, ref_logits, temperature, softcap, rows))
+    stats = LogitStats(*_TokenStats.apply(logits, target, ref_logits, temperature, softcap, rows))
+    return stats._replace(sum_p2=_sum_p2(logits, temperature, softcap, rows)) if sum_p2 else stats
+
+
+def _sum_p2(logits: Tensor, temperature: Number, softcap: Optional[float], rows) -> Tensor:
+    """sum p^2 = exp(2 log p(y) - log p'(y)) for any y, p' at half the temperature: sum exp(2 z) normalises p'. y is the likeliest token."""
+    likeliest = logits.detach().argmax(-1)
+    logp = _TokenStats.apply(logits, likeliest, None, temperature, softcap, rows)[0]
+    return (2 * logp - _TokenStats.apply(logits, likeliest, None, temperature / 2, softcap, rows)[0]).exp()
 
 
 def policy_loss_from_logits(
@@ -96,7 +107,7 @@ def policy_loss_from_logits(
         0.0,
         surrogate,
     )
-    out = token_loss(*stats, objective)
+    out = token_loss(stats.logp, stats.entropy, stats.kl, objective)
     return LogitLoss(out.loss.sum(), stats.logp.detach(), stats.entropy.detach(), out.kl, out.ratio, out.clipped)
 
 

@@ -9,7 +9,6 @@ import pytest
 import fastsched.data.datasets as prompt_sets
 from fastsched.config import ConfigError, DataConfig
 from fastsched.data.datasets import load_prompts, require_batch
-from fastsched.data.encode import literal_frame
 
 TRIMMING = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}<|end|>{% endfor %}<|assistant|>"
 REPEATING = "{% for m in messages %}{{ m['content'] }}{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
@@ -39,13 +38,6 @@ def test_arithmetic_tokens_are_those_of_the_chat_template(load, make_tokenizer, 
             assert prompt.token_ids == chat_ids(tokenizer, [*messages, {"role": "user", "content": prompt.text}])
             assert prompt.row == row
             assert prompt.bin == prompts.bins[row] == prompt.meta["digits"] - 1
-
-
-def test_a_template_that_changes_texts_has_no_frame(make_tokenizer):
-    assert literal_frame(make_tokenizer(), [], ["What is 1 + 2?"]) == ("<|user|>\n", "<|end|>\n<|assistant|>\n")
-    assert literal_frame(make_tokenizer(TRIMMING), [], [" What is 1 + 2?"]) is None
-    assert literal_frame(make_tokenizer(REPEATING), [], ["What is 1 + 2?"]) is None
-    assert literal_frame(make_tokenizer(COUNTING), [], ["What is 1 + 2?"]) is None
 
 
 def test_without_chat_the_text_is_fed_as_the_tokenizer_encodes_it(load, tokenizer):
@@ -84,7 +76,7 @@ def test_the_cache_folder_comes_from_the_environment(tokenizer, tmp_path, monkey
 
 @pytest.mark.parametrize("change", [
     {"seed": 1}, {"size": 201}, {"digits": (1, 2)}, {"operators": "+"}, {"system_prompt": "Be brief."}, {"chat": False},
-    {"examples": (("1 + 1?", "2"),)}, {"negative": False},
+    {"examples": (("1 + 1?", "2"),)}, {"negative": False}, {"operator_weights": (3.0, 1.0)}, {"prefill": "{problem} ="},
     {"task": "reasoning-gym:chain_sum"},
 ])
 def test_every_option_of_generated_data_changes_the_digest(load, change):

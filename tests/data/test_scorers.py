@@ -3,7 +3,7 @@ from decimal import Decimal
 
 import pytest
 
-from fastsched.data.scorers import exact_number, last_number, load_scorer, math_verify, run_scorer
+from fastsched.data.scorers import exact_number, graded_number, last_number, load_scorer, math_verify, run_scorer
 from fastsched.data.tasks import reasoning_gym_rows
 
 
@@ -31,6 +31,15 @@ def test_exact_number(response, answer, reward):
 def test_exact_number_refuses_an_answer_without_a_number():
     with pytest.raises(ValueError, match="'many' holds no number"):
         exact_number("", "12", "many", {})
+
+
+@pytest.mark.parametrize("response, answer, reward", [
+    ("42", "42", 1.0), ("so 42.0", "42", 1.0), ("43", "42", 0.25), ("12", "42", 0.25), ("2", "42", 0.25), ("4", "42", 0.0),
+    ("142", "42", 1 / 3), ("1142", "142", 3 / 8), ("-42", "42", 0.0), ("-43", "-42", 0.25), ("42.5", "42", 0.0), ("", "42", 0.0),
+    ("0.5", "0.5", 1.0), ("0", "0.5", 0.0), ("10", "0", 0.25), ("1e999999", "42", 0.0),
+])
+def test_graded_number(response, answer, reward):
+    assert graded_number("", response, answer, {}) == pytest.approx(reward)
 
 
 @pytest.mark.parametrize("response, answer, reward", [

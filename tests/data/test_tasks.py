@@ -8,7 +8,7 @@ import pytest
 import reasoning_gym
 
 from fastsched.config import ConfigError
-from fastsched.data.tasks import arithmetic_held_out, arithmetic_rows, mix64, reasoning_gym_rows
+from fastsched.data.tasks import Form, arithmetic_held_out, arithmetic_rows, mix64, reasoning_gym_rows
 
 
 def parts(prompt):
@@ -21,7 +21,7 @@ def test_hash_is_splitmix64():
 
 
 def test_answers_are_right_and_operands_have_the_digits_of_their_bin():
-    rows = arithmetic_rows(4000, digits=(1, 3), operators="+-*", seed=3)
+    rows = arithmetic_rows(4000, (1, 3), Form("+-*"), seed=3)
     for prompt, answer, difficulty, index in zip(rows.prompt, rows.answer, rows.difficulty, rows.bin, strict=True):
         a, op, b = parts(prompt)
         assert int(answer) == {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[op]
@@ -42,8 +42,8 @@ def test_rows_depend_on_the_seed_alone():
 
 
 def test_operators_are_the_ones_asked_for():
-    assert {parts(p)[1] for p in arithmetic_rows(500, operators="-").prompt} == {"-"}
-    assert {parts(p)[1] for p in arithmetic_rows(500, operators="+-").prompt} == {"+", "-"}
+    assert {parts(p)[1] for p in arithmetic_rows(500, form=Form("-")).prompt} == {"-"}
+    assert {parts(p)[1] for p in arithmetic_rows(500, form=Form("+-")).prompt} == {"+", "-"}
 
 
 def test_held_out_problems_never_occur_in_training():
@@ -78,7 +78,7 @@ def test_three_hundred_thousand_rows_in_seconds():
 ])
 def test_impossible_settings_name_their_key(digits, operators, key):
     with pytest.raises(ConfigError, match=key):
-        arithmetic_rows(10, digits=digits, operators=operators)
+        arithmetic_rows(10, digits, Form(operators))
 
 
 # knights_knaves has NumPy strings in its entries, arc_agi tuples that its verifier compares, graph_color no answer text
@@ -110,8 +110,15 @@ def test_a_reasoning_gym_task_that_needs_settings_says_so():
 
 
 def test_differences_are_negative_only_where_wanted():
-    for rows in (arithmetic_rows(2000, negative=False), arithmetic_held_out(64, negative=False)):
+    for rows in (arithmetic_rows(2000, form=Form(negative=False)), arithmetic_held_out(64, form=Form(negative=False))):
         assert all(int(a) >= 0 for a in rows.answer) and any("-" in p for p in rows.prompt)
     assert any(int(a) < 0 for a in arithmetic_rows(2000).answer)
-    train = set(arithmetic_rows(20_000, digits=(1,), negative=False).prompt)
-    assert train.isdisjoint(arithmetic_held_out(200, digits=(1,), negative=False).prompt)
+    train = set(arithmetic_rows(20_000, digits=(1,), form=Form(negative=False)).prompt)
+    assert train.isdisjoint(arithmetic_held_out(200, digits=(1,), form=Form(negative=False)).prompt)
+
+
+def test_operators_occur_as_often_as_weighted():
+    form = Form("+-*", (2.0, 1.0, 1.0))
+    for rows in (arithmetic_rows(8000, (2, 3), form), arithmetic_held_out(1000, (3,), form)):
+        found = [parts(prompt)[1] for prompt in rows.prompt]
+        assert [found.count(op) / len(found) for op in "+-*"] == pytest.approx([0.5, 0.25, 0.25], abs=0.04)

@@ -1,5 +1,8 @@
 """The chunked head against autograd on full logits in fp64, option by option."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from fastsched_kernels import reference
@@ -262,3 +265,22 @@ def test_column_filter_is_exact_at_zero_and_drops_by_gradient_not_probability():
     torch.testing.assert_close(coarse[2]["bias"], exact[2]["bias"])
     assert relative_error(coarse[2]["weight"], exact[2]["weight"]) < 0.5
     assert not torch.equal(coarse[2]["weight"], exact[2]["weight"])
+
+
+MEMORY_PROGRAM = """
+import resource, sys, torch
+from fastsched_kernels.linear import policy_loss
+weight = torch.randn(8192, 64).bfloat16().requires_grad_()
+for n in (4096, 32768):
+    hidden = torch.randn(n, 64).bfloat16().requires_grad_()
+    out = policy_loss(hidden, weight, torch.zeros(n, dtype=torch.long), advantage=torch.ones(n), token_weight=1 / n, chunk_rows=256)
+    out.loss.backward()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_grows_with_the_hidden_size_and_not_with_the_vocabulary():
+    """kernels.md 8: hidden states and their gradient, 2H bytes a token each, and a few numbers; one token's logits are 16 KB."""
+    out = subprocess.run([sys.executable, "-c", MEMORY_PROGRAM], capture_output=True, text=True, check=True).stdout
+    few, many = (int(line) * 1024 for line in out.split())
+    assert (many - few) / (32768 - 4096) < 2 * (2 * 64 + 28) + 1024

@@ -30,6 +30,24 @@ def test_any_loss_on_the_statistics(implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_sum_of_squared_probabilities(implementation):
+    x, target, temperature = rows(), torch.tensor([0, 299, 5, 5, 7]), torch.tensor([0.5, 1.0, 0.7, 2.0, 1.0])
+    x[1, 299] = -torch.inf  # a target without probability leaves the sum defined
+    grads, sums = [], []
+    for sums_of in (
+        lambda x: token_stats(x, target, None, temperature, 9.0, implementation, sum_p2=True).sum_p2,
+        lambda x: reference.token_stats(x.double(), target, temperature=temperature, softcap=9.0).sum_p2,
+    ):
+        y = x.clone().requires_grad_()
+        sums.append(sums_of(y))
+        (sums[-1] * torch.tensor([1.0, -2.0, 3.0, 0.5, 1.0])).sum().backward()
+        grads.append(y.grad)
+    torch.testing.assert_close(*(s.double() for s in sums), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-6)
+    assert token_stats(x, target, implementation=implementation).sum_p2 is None
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("kl", ["none", "k2", "exact"])
 def test_policy_loss_from_logits_is_the_reference(implementation, kl):
     ref, target, a, old = rows(1), torch.tensor([0, 299, 5, 5, 7]), rows(2)[:, 0], rows(3)[:, 0] - 6

@@ -5,13 +5,14 @@ from hypothesis import strategies as st
 
 from fastsched.config import ConfigError
 from fastsched.learn.packing import Sample, dummy, pack, token_weights
+from fastsched.types import COMMON
 
 
-def make(groups, rng, keep_share=0.7):
-    """Samples of groups [(prompt length, [response lengths])], every token id distinct."""
+def make(groups, rng, keep_share=0.7, common=0):
+    """Samples of groups [(prompt length, [response lengths])], every token id distinct but the first `common` of all prompts."""
     out, next_id = [], iter(range(1, 10**6))
     for g, (p, lengths) in enumerate(groups):
-        prompt = [next(next_id) for _ in range(p)]
+        prompt = [*range(-common, 0), *(next(next_id) for _ in range(p))]
         for n in lengths:
             keep = rng.random(n) < keep_share
             tokens = [next(next_id) for _ in range(n)]
@@ -23,10 +24,10 @@ shapes = st.lists(st.tuples(st.integers(1, 6), st.lists(st.integers(1, 7), min_s
 
 
 @settings(max_examples=60, deadline=None)
-@given(shapes, st.integers(0, 40), st.booleans(), st.integers(0, 3))
-def test_every_kept_token_once_with_its_own_context(groups, slack, share, seed):
+@given(shapes, st.integers(0, 40), st.booleans(), st.integers(0, 3), st.integers(0, 5))
+def test_every_kept_token_once_with_its_own_context(groups, slack, share, seed, common):
     """Whatever the packing: each kept token is a target once, predicted from the position whose visible context is its own."""
-    samples = make(groups, np.random.default_rng(seed))
+    samples = make(groups, np.random.default_rng(seed), common=common)
     longest = max(len(s.prompt_ids) + sum(len(t.token_ids) - 1 for t in samples if t.group == s.group) for s in samples)
     found = {}
     for micro in pack(samples, token_budget=longest + slack, share_prompts=share):
@@ -36,7 +37,7 @@ def test_every_kept_token_once_with_its_own_context(groups, slack, share, seed):
             row, at = divmod(int(micro.rows[r]), w)
             sample, t = samples[micro.responses[r]], int(micro.offsets[r])
             g, k = micro.group_ids[row], micro.response_ids[row]
-            visible = [int(micro.input_ids[row, j]) for j in range(at + 1) if g[j] == g[at] and k[j] in (0, k[at])]
+            visible = [int(micro.input_ids[row, j]) for j in range(at + 1) if g[j] in (g[at], COMMON) and k[j] in (0, k[at])]
             assert visible == [*sample.prompt_ids, *sample.token_ids[:t]]
             assert micro.position_ids[row, at] == len(sample.prompt_ids) + t - 1
             assert micro.targets[r] == sample.token_ids[t] and micro.sampler_logp[r] == sample.sampler_logp[t]
@@ -52,11 +53,19 @@ def test_sharing_prompts_saves_their_copies():
     assert tokens(True) == 4 * (30 + 8 * 15) and tokens(False) == 32 * 45
 
 
+def test_a_common_beginning_stands_once_a_row():
+    samples = make([(10, [4] * 16)] * 6, np.random.default_rng(0), common=60)
+    micro, = pack(samples, token_budget=1024, share_prompts=True)
+    assert micro.input_ids.shape == (1, 60 + 6 * (10 + 16 * 3)) and (micro.group_ids == COMMON).sum() == 60
+    narrow = pack(samples, token_budget=200, share_prompts=True)
+    assert [m.input_ids.shape for m in narrow] == [(1, 60 + 2 * 58)] * 3
+
+
 def test_groups_are_told_apart_by_row_not_by_prompt_text():
     """pitfalls E4: two dataset rows with the same prompt stay two groups."""
     samples = [Sample(g, [5, 6], [7, 8], np.zeros(2, np.float32), 0.0, np.ones(2, bool), 1.0) for g in (0, 0, 1, 1)]
     micro, = pack(samples, token_budget=100, share_prompts=True)
-    assert micro.groups == 2 and micro.input_ids.shape == (2, 4)
+    assert micro.groups == 2 and micro.input_ids.tolist() == [[5, 6, 7, 7, 6, 7, 7]]
 
 
 def test_an_item_over_the_budget_names_key_and_number():

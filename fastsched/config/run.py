@@ -4,24 +4,11 @@ Every field is reachable as a dotted command-line key (`--learner.lr 1e-6`) and 
 The string below a field is its help text.
 """
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, Optional
 
-
-class ConfigError(ValueError):
-    """A configuration or input that cannot be run; the message names the key or row and what to do. Exit code 2."""
-
-
-def require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)
-
-
-def default_cache_dir() -> Path:
-    """The folder of everything that is made once: FASTSCHED_CACHE, or `.cache/fastsched` in the working directory."""
-    return Path(os.environ.get("FASTSCHED_CACHE") or ".cache/fastsched")
+from fastsched.config.checks import require
+from fastsched.config.scheduler import SchedulerConfig
 
 
 @dataclass(frozen=True)
@@ -59,6 +46,8 @@ class DataConfig:
     digits: tuple[int, ...] = (1, 2, 3, 4)
     """`arithmetic`: one difficulty bin for each digit count."""
     operators: str = "+-"
+    operator_weights: Optional[tuple[float, ...]] = None
+    """`arithmetic`: how often each of the operators occurs, relative to the others; equally often by default."""
     negative: bool = True
     """`arithmetic`: differences may be negative; otherwise the larger number comes first."""
     source: Optional[str] = None
@@ -77,6 +66,8 @@ class DataConfig:
     system_prompt: Optional[str] = None
     examples: tuple[tuple[str, str], ...] = ()
     """Few-shot examples, (question, answer) turns between the system prompt and the row's own messages."""
+    prefill: Optional[str] = None
+    """How every answer begins, as part of the prompt; `{name}` stands for the row's column (`arithmetic`: `{problem}`)."""
     max_prompt_tokens: int = 256
     overlong: Literal["error", "drop"] = "error"
     """Policy for prompts longer than `max_prompt_tokens`: stop with the row numbers, or drop and count them."""
@@ -96,14 +87,15 @@ class DataConfig:
 @dataclass(frozen=True)
 class RewardConfig:
     kind: str = "exact_number"
-    """`exact_number`, `math_verify`, `task` (reasoning-gym's own verifier) or a user's `module:function`."""
+    """`exact_number`, `graded_number` (up to 0.5 for right digits of a wrong number), `math_verify`, `task` (reasoning-gym's own
+    verifier) or a user's `module:function`."""
     workers: int = 2
     timeout_s: float = 5.0
     """Limit for one response; what runs longer is killed, counted, and costs only that response."""
 
     def __post_init__(self):
-        require(self.kind in ("exact_number", "math_verify", "task") or ":" in self.kind,
-                f"reward.kind: {self.kind!r} is none of exact_number, math_verify, task, module:function")
+        require(self.kind in ("exact_number", "graded_number", "math_verify", "task") or ":" in self.kind,
+                f"reward.kind: {self.kind!r} is none of exact_number, graded_number, math_verify, task, module:function")
         require(self.workers >= 1 and self.timeout_s > 0, "reward: workers and timeout_s must be positive")
 
 
@@ -158,6 +150,8 @@ class LearnerConfig:
     are 0; otherwise both terms act on the other groups only. Entropy and KL are then measured over the other groups."""
     updates_per_batch: int = 1
     """Optimizer steps on one rollout batch; more than one needs an old-log-probability pass."""
+    head: Optional[Literal["triton", "cpp", "pytorch"]] = None
+    """Implementation of the fused head; by default the fastest that this device can run, and the log names it."""
     chunk_rows: Optional[int] = None
     """Rows of logits formed at a time in the head; by default 4096 on a GPU, 128 MiB of logits on a CPU."""
     nonfinite_limit: int = 3
@@ -167,87 +161,6 @@ class LearnerConfig:
         require(self.lr > 0 and self.micro_batch_tokens > 0, "learner: lr and micro_batch_tokens must be positive")
         require(self.updates_per_batch >= 1, "learner.updates_per_batch: must be at least 1")
         require(0 <= self.clip[0] < 1 and self.clip[1] >= 0, "learner.clip: needs 0 <= lower < 1 and upper >= 0")
-
-
-@dataclass(frozen=True)
-class CoefficientConfig:
-    """A scheduled coefficient: starts at `start`, stays in [floor, ceiling]; floor = ceiling = start holds it constant."""
-    start: float = 0.0
-    floor: float = 0.0
-    ceiling: float = 0.0
-
-    def __post_init__(self):
-        require(0 <= self.floor <= self.start <= self.ceiling,
-                f"scheduler coefficient: need 0 <= floor <= start <= ceiling, got {self.floor}, {self.start}, {self.ceiling}")
-
-
-@dataclass(frozen=True)
-class TemporalConfig:
-    """Trajectory-percentile schedule S(tau) of algorithms.md 1; `mode: none` trains every token."""
-    mode: Literal["none", "linear"] = "none"
-    magnitude: float = 0.99
-    start: float = 0.0
-    end: float = 0.8
-    """Fractions of all steps between which S falls from `magnitude` to 0."""
-
-    def __post_init__(self):
-        require(0 <= self.start < self.end <= 1, "scheduler.temporal: need 0 <= start < end <= 1")
-        require(0 <= self.magnitude <= 1, "scheduler.temporal.magnitude: must lie in [0, 1]")
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    kind: Literal["adaptive", "fixed", "uniform"] = "adaptive"
-    """Sampler: success window over difficulty bins, fixed bin weights, or uniform over prompts."""
-    window: tuple[float, float] = (0.40, 0.60)
-    """Band in which mean success is held."""
-    success_beta: float = 0.9
-    informativeness_temperature: float = 0.5
-    weight_floor: float = 0.05
-    """Share of the batch spread evenly over all bins, so that none is starved."""
-    update_every: int = 1
-    fixed_weights: Optional[tuple[float, ...]] = None
-    """`fixed`: one weight for each bin; equal weights by default."""
-    r_threshold: float = 0.5
-    """A response counts as success when its reward exceeds this."""
-    r_threshold_step: float = 0.0
-    """Graded rewards: how far the threshold moves a step while success stays outside the window; 0 holds it."""
-    r_threshold_range: tuple[float, float] = (0.0, 1.0)
-    coefficients: Literal["rules", "constant"] = "rules"
-    """The rule table of control_plane.md 4, or constants."""
-    entropy: CoefficientConfig = field(default_factory=CoefficientConfig)
-    kl: CoefficientConfig = field(default_factory=CoefficientConfig)
-    statistics_beta: float = 0.9
-    """EMA of entropy, KL and drift before any decision."""
-    initial_entropy: Optional[float] = None
-    """H_0; by default the mean entropy of the first five steps."""
-    kl_high: float = 0.1
-    drift_low: float = 1e-3
-    drift_high: float = 2e-2
-    dead_band: float = 0.05
-    """Relative change of entropy and KL below which they count as unmoved."""
-    average: CoefficientConfig = field(default_factory=lambda: CoefficientConfig(0.99, 0.9, 0.999))
-    """EMA momentum alpha of the averaged policy, the KL reference."""
-    lr_scale_floor: float = 0.1
-    temporal: TemporalConfig = field(default_factory=TemporalConfig)
-
-    def __post_init__(self):
-        require(0 < self.window[0] < self.window[1] < 1, "scheduler.window: need 0 < low < high < 1")
-        require(0 <= self.weight_floor <= 1, "scheduler.weight_floor: must lie in [0, 1]")
-        require(self.update_every >= 1, "scheduler.update_every: must be at least 1")
-        require(self.drift_low < self.drift_high, "scheduler: need drift_low < drift_high")
-        require(0 <= self.success_beta < 1 and 0 <= self.statistics_beta < 1,
-                "scheduler: success_beta and statistics_beta must lie in [0, 1)")
-        require(self.informativeness_temperature > 0, "scheduler.informativeness_temperature: must be positive")
-        low, high = self.r_threshold_range
-        require(low <= self.r_threshold <= high, f"scheduler.r_threshold: must lie in its range [{low}, {high}]")
-        require(self.r_threshold_step >= 0, "scheduler.r_threshold_step: must be at least 0")
-        require(self.dead_band >= 0, "scheduler.dead_band: must be at least 0")
-        require(self.average.ceiling <= 1, "scheduler.average.ceiling: must be at most 1")
-        require(0 <= self.lr_scale_floor <= 1, "scheduler.lr_scale_floor: must lie in [0, 1]")
-        weights = self.fixed_weights or (1.0,)
-        require(min(weights) >= 0 and 0 < sum(weights) < float("inf"),
-                "scheduler.fixed_weights: must be non-negative, finite, and not all 0")
 
 
 @dataclass(frozen=True)

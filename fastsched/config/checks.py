@@ -1,0 +1,18 @@
+"""What every part of the configuration needs: the one error and where things made once are kept."""
+
+import os
+from pathlib import Path
+
+
+class ConfigError(ValueError):
+    """A configuration or input that cannot be run; the message names the key or row and what to do. Exit code 2."""
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def default_cache_dir() -> Path:
+    """The folder of everything that is made once: FASTSCHED_CACHE, or `.cache/fastsched` in the working directory."""
+    return Path(os.environ.get("FASTSCHED_CACHE") or ".cache/fastsched")
