@@ -40,7 +40,7 @@ COLUMNS: dict[str, str] = {
     "ema_alpha": "Momentum of the averaged weights (the KL reference).",
     "lr": "Learning rate of this step, scale included.",
     "lr_scale": "The scheduler's factor on the learning rate.",
-    "temporal_s": "Share of each trajectory cut from the front of the loss; 0 trains every token.",
+    "temporal_s": "Share of each response that the temporal schedule leaves out of the loss; 0 trains every token.",
     "kept_fraction": "Response tokens that carry the loss, divided by all response tokens.",
     "flat_groups": "Share of groups whose rewards are all equal; they give no policy gradient.",
     "truncated": "Share of responses stopped by the length limit.",

@@ -12,9 +12,17 @@ from fastsched.config.run import (
     RolloutConfig,
     TrainConfig,
 )
-from fastsched.config.scheduler import CoefficientConfig, SchedulerConfig, TemporalConfig
+from fastsched.config.scheduler import (
+    AdaRFTConfig,
+    CoefficientConfig,
+    MoppsConfig,
+    SchedulerConfig,
+    SecConfig,
+    TemporalConfig,
+)
 
 __all__ = [
-    "CoefficientConfig", "Config", "ConfigError", "DataConfig", "LearnerConfig", "LogConfig", "ModelConfig", "ModelShape",
-    "RewardConfig", "RolloutConfig", "SchedulerConfig", "TemporalConfig", "TrainConfig", "default_cache_dir", "require",
+    "AdaRFTConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "LearnerConfig", "LogConfig", "ModelConfig",
+    "ModelShape", "MoppsConfig", "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "TemporalConfig", "TrainConfig",
+    "default_cache_dir", "require",
 ]

@@ -130,12 +130,16 @@ class RolloutConfig:
 @dataclass(frozen=True)
 class LearnerConfig:
     zero_stage: Literal[0, 1, 2, 3] = 1
-    loss: Literal["grpo", "dapo", "dr_grpo"] = "dapo"
+    loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "dapo"
+    """Clipped surrogate with the denominators of GRPO, DAPO or Dr.GRPO; GSPO (one ratio a response, arXiv 2507.18071; its clip is
+    near 3e-4); CISPO (clipped weight, no clipped gradient, arXiv 2506.13585). GSPO and CISPO differ off policy only."""
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     grad_clip: float = 1.0
     warmup_steps: int = 0
+    cooldown: float = 0.0
+    """Last share of train.steps over which the learning rate falls linearly towards 0; what gradient noise moved then averages out."""
     clip: tuple[float, float] = (0.2, 0.28)
     """Lower and upper clip of the ratio: [1 - lower, 1 + upper]."""
     dual_clip: Optional[float] = None
@@ -159,6 +163,7 @@ class LearnerConfig:
 
     def __post_init__(self):
         require(self.lr > 0 and self.micro_batch_tokens > 0, "learner: lr and micro_batch_tokens must be positive")
+        require(0 <= self.cooldown <= 1, "learner.cooldown: must lie in [0, 1]")
         require(self.updates_per_batch >= 1, "learner.updates_per_batch: must be at least 1")
         require(0 <= self.clip[0] < 1 and self.clip[1] >= 0, "learner.clip: needs 0 <= lower < 1 and upper >= 0")
 

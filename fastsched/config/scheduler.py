@@ -20,9 +20,14 @@ class CoefficientConfig:
 
 @dataclass(frozen=True)
 class TemporalConfig:
-    """Trajectory-percentile schedule S(tau) of algorithms.md 1; `mode: none` trains every token."""
-    mode: Literal["none", "linear"] = "none"
+    """Temporal schedule S(tau) of algorithms.md 1 (TP-Schedule, arXiv 2605.25381); `mode: none` trains every token."""
+    mode: Literal["none", "linear", "gamma", "sigmoid"] = "none"
+    proxy: Literal["suffix", "prefix", "entropy", "random"] = "suffix"
+    """Which share 1 - S of a response carries the loss: its end, its beginning, its tokens of highest entropy (one more pass
+    over the batch), or any."""
     magnitude: float = 0.99
+    gamma: float = 2.0
+    """Exponent of mode `gamma`."""
     start: float = 0.0
     end: float = 0.8
     """Fractions of all steps between which S falls from `magnitude` to 0."""
@@ -30,12 +35,44 @@ class TemporalConfig:
     def __post_init__(self):
         require(0 <= self.start < self.end <= 1, "scheduler.temporal: need 0 <= start < end <= 1")
         require(0 <= self.magnitude <= 1, "scheduler.temporal.magnitude: must lie in [0, 1]")
+        require(self.gamma > 0, "scheduler.temporal.gamma: must be positive")
+
+
+@dataclass(frozen=True)
+class SecConfig:
+    """Self-evolving curriculum, arXiv 2505.14970."""
+    rate: float = 0.5
+    temperature: float = 1.0
+    """Of the softmax over bins; published: 0.2 to 1."""
+
+    def __post_init__(self):
+        require(0 < self.rate <= 1 and self.temperature > 0, "scheduler.sec: rate must lie in (0, 1], temperature must be positive")
+
+
+@dataclass(frozen=True)
+class AdaRFTConfig:
+    """Target difficulty on a scale of 0 to 100, arXiv 2504.05520."""
+    eta: float = 50.0
+    alpha: float = 2.0
+    beta: float = 0.5
+
+
+@dataclass(frozen=True)
+class MoppsConfig:
+    """Posterior of every prompt's success, arXiv 2507.04632."""
+    decay: float = 1.0
+    """Forgetting of old outcomes; 1 never forgets."""
+    pool: int = 8
+    """Candidates for each prompt of a batch."""
+
+    def __post_init__(self):
+        require(0 < self.decay <= 1 and self.pool >= 1, "scheduler.mopps: decay must lie in (0, 1], pool must be at least 1")
 
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    kind: Literal["adaptive", "fixed", "uniform"] = "adaptive"
-    """Sampler: success window over difficulty bins, fixed bin weights, or uniform over prompts."""
+    kind: Literal["adaptive", "fixed", "uniform", "sec", "adarft", "mopps"] = "adaptive"
+    """Sampler: success window over difficulty bins, fixed bin weights, uniform over prompts, or one of the literature."""
     window: tuple[float, float] = (0.40, 0.60)
     """Band in which mean success is held."""
     success_beta: float = 0.9
@@ -50,8 +87,14 @@ class SchedulerConfig:
     r_threshold_step: float = 0.0
     """Graded rewards: how far the threshold moves a step while success stays outside the window; 0 holds it."""
     r_threshold_range: tuple[float, float] = (0.0, 1.0)
-    coefficients: Literal["rules", "constant"] = "rules"
-    """The rule table of control_plane.md 4, or constants."""
+    coefficients: Literal["rules", "targets", "constant"] = "rules"
+    """Entropy and KL coefficients: the rule table of control_plane.md 4; one controller for each target below; or constants."""
+    kl_target: float = 0.01
+    """`targets`: KL that Ziegler's proportional controller (arXiv 1909.08593) steers lambda_KL to."""
+    entropy_target: float = 0.2
+    """`targets`: entropy below which Skywork-OR1's rule (arXiv 2505.22312) applies lambda_H."""
+    entropy_step: float = 1e-4
+    """`targets`: how far lambda_H moves a step."""
     entropy: CoefficientConfig = field(default_factory=CoefficientConfig)
     kl: CoefficientConfig = field(default_factory=CoefficientConfig)
     statistics_beta: float = 0.9
@@ -66,6 +109,9 @@ class SchedulerConfig:
     average: CoefficientConfig = field(default_factory=lambda: CoefficientConfig(0.99, 0.9, 0.999))
     """EMA momentum alpha of the averaged policy, the KL reference."""
     lr_scale_floor: float = 0.1
+    sec: SecConfig = field(default_factory=SecConfig)
+    adarft: AdaRFTConfig = field(default_factory=AdaRFTConfig)
+    mopps: MoppsConfig = field(default_factory=MoppsConfig)
     temporal: TemporalConfig = field(default_factory=TemporalConfig)
 
     def __post_init__(self):
@@ -79,6 +125,8 @@ class SchedulerConfig:
         low, high = self.r_threshold_range
         require(low <= self.r_threshold <= high, f"scheduler.r_threshold: must lie in its range [{low}, {high}]")
         require(self.r_threshold_step >= 0, "scheduler.r_threshold_step: must be at least 0")
+        require(self.kl_target > 0, "scheduler.kl_target: must be positive")
+        require(self.entropy_target >= 0 and self.entropy_step >= 0, "scheduler: entropy_target and entropy_step must be at least 0")
         require(self.dead_band >= 0, "scheduler.dead_band: must be at least 0")
         require(self.average.ceiling <= 1, "scheduler.average.ceiling: must be at most 1")
         require(0 <= self.lr_scale_floor <= 1, "scheduler.lr_scale_floor: must lie in [0, 1]")

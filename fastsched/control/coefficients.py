@@ -1,6 +1,6 @@
 """Entropy and KL coefficients, averaging momentum and step size (control_plane.md 4).
 
-A rule is a pure function (state, stats, cfg) -> state: `rules` or `constant`. The state holds the smoothed statistics,
+A rule is a pure function (state, stats, cfg) -> state: `rules`, `targets` or `constant`. The state holds the smoothed statistics,
 the coefficients for the next step and the names of the rules that set them; JSON-able as it stands.
 """
 
@@ -14,6 +14,7 @@ from fastsched.types import Stats
 INITIAL_ENTROPY_STEPS = 5
 FACTOR = 1.1  # of one multiplicative move
 ADDITIVE_SHARE = 0.01  # of the ceiling: one move of a coefficient whose floor is 0
+KL_GAIN, KL_ERROR = 0.1, 0.2  # Ziegler's controller: gain, and bound of the relative error
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Coefficients:
     lr_scale: float
     fired: tuple[str, ...]
     nonfinite: int  # statistics ignored because they were not finite
+    entropy_coef: float | None = None  # what `targets` applies of lambda_h; None applies all of it
 
     @property
     def alpha_now(self) -> float:
@@ -58,6 +60,25 @@ def rules(state: Coefficients, stats: Stats, cfg: SchedulerConfig) -> Coefficien
     now = _apply_drift(now, drift, cfg)
     now = _apply_entropy(now, entropy, drift == "high-drift", cfg)
     return replace(now, fired=tuple(rule for rule in (drift, entropy) if rule))
+
+
+def targets(state: Coefficients, stats: Stats, cfg: SchedulerConfig) -> Coefficients:
+    """algorithms.md 4.2 and 4.3, on the statistics of this step: lambda_KL *= 1 + 0.1 clip(KL / target - 1, -0.2, 0.2), and
+    lambda_H up by a step below the entropy target, down above, applied only below. A statistic that is not finite moves nothing.
+    """
+    now, fired = _track(state, stats, cfg), []
+    kl, entropy = float(stats.kl), float(stats.entropy)
+    if math.isfinite(kl):
+        error = min(max(kl / cfg.kl_target - 1, -KL_ERROR), KL_ERROR)
+        now = replace(now, lambda_kl=min(max(now.lambda_kl * (1 + KL_GAIN * error), cfg.kl.floor), cfg.kl.ceiling))
+        fired += ["kl-above-target" if error > 0 else "kl-below-target"] * (now.lambda_kl != state.lambda_kl)
+    if math.isfinite(entropy):
+        low = entropy < cfg.entropy_target
+        moved = now.lambda_h + (cfg.entropy_step if low else -cfg.entropy_step)
+        now = replace(now, lambda_h=min(max(moved, cfg.entropy.floor), cfg.entropy.ceiling))
+        now = replace(now, entropy_coef=now.lambda_h if low else 0.0)
+        fired += ["entropy-below-target"] * low
+    return replace(now, fired=tuple(fired))
 
 
 def _track(state: Coefficients, stats: Stats, cfg: SchedulerConfig) -> Coefficients:

@@ -1,15 +1,25 @@
 """Which prompts come next: a weight for every bin, exact counts, rows without replacement.
 
-A sampler has `weights` (those of its last draw), `draw(count, success) -> Selection`, `state_dict()` and
-`load_state_dict(state)`; what it decides depends on its state and on `success` alone. K bins, N rows, P prompts.
+A sampler has `weights` (those of its last draw), `draw(count, success) -> Selection`, `observe(outcomes, success)`,
+`state_dict()` and `load_state_dict(state)`; what it decides depends on its state and on `success` alone. K bins, N rows,
+P prompts.
 """
 
 import numpy as np
 
 from fastsched.config import SchedulerConfig, require
+from fastsched.control.bandits import adarft_observe, adarft_start, adarft_weights, sec_observe, sec_start, sec_weights
 from fastsched.control.deck import Deck
+from fastsched.control.mopps import PosteriorSampler
 from fastsched.control.window import Success, window_weights
-from fastsched.types import Selection
+from fastsched.types import Outcomes, Selection
+
+BANDITS = {"sec": (sec_start, sec_weights, sec_observe), "adarft": (adarft_start, adarft_weights, adarft_observe)}
+
+
+def make_sampler(cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int) -> "BinSampler | PosteriorSampler":
+    """The sampler of `scheduler.kind`; arguments as BinSampler's."""
+    return (PosteriorSampler if cfg.kind == "mopps" else BinSampler)(cfg, bins, sizes, prompts, seed)
 
 
 def apportion(weights: np.ndarray, count: int, sizes: np.ndarray, offset: float) -> np.ndarray:
@@ -45,7 +55,7 @@ def fixed_weights(sizes: np.ndarray, prompts: int, cfg: SchedulerConfig) -> np.n
 
 
 class BinSampler:
-    """`adaptive`, `fixed` and `uniform`: they differ in the bin weights only."""
+    """`adaptive`, `fixed`, `uniform`, `sec` and `adarft`: they differ in the bin weights only."""
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int):
         """bins: [N] unsigned integers in [0, K); sizes: [K] int64; prompts: the batch size P, at most N."""
@@ -53,21 +63,37 @@ class BinSampler:
         self.deck = Deck(bins, sizes, seed)
         self.rng = np.random.Generator(np.random.PCG64(seed))
         equal = (sizes > 0) / np.count_nonzero(sizes)
-        start = {"adaptive": equal, "fixed": fixed_weights(sizes, prompts, cfg), "uniform": sizes / sizes.sum()}
-        self.weights = start[cfg.kind]
+        start = {"fixed": fixed_weights(sizes, prompts, cfg), "uniform": sizes / sizes.sum()}
+        self.weights = start.get(cfg.kind, equal)
+        self.bandit = BANDITS[cfg.kind][0](len(sizes)) if cfg.kind in BANDITS else []
 
     def draw(self, count: int, success: Success) -> Selection:
         """`count` distinct rows in random order, so that every rank gets the same mix of difficulties."""
-        if self.cfg.kind == "adaptive" and success.steps % self.cfg.update_every == 0:
-            self.weights = window_weights(success, self.sizes > 0, self.cfg)
+        if success.steps % self.cfg.update_every == 0:
+            self.weights = self._weigh(success)
         counts = apportion(self.weights, count, self.sizes, self.rng.random())
         rows = self.rng.permutation(self.deck.draw(counts))
         return Selection(rows=rows, bins=self.deck.bins[rows].astype(np.int64))
 
+    def _weigh(self, success: Success) -> np.ndarray:
+        available = self.sizes > 0
+        if self.cfg.kind == "adaptive":
+            return window_weights(success, available, self.cfg)
+        if self.cfg.kind not in BANDITS:
+            return self.weights
+        weights = BANDITS[self.cfg.kind][1](self.bandit, available, self.cfg)
+        return (1 - self.cfg.weight_floor) * weights + self.cfg.weight_floor * available / available.sum()
+
+    def observe(self, outcomes: Outcomes, success: Success) -> None:
+        if self.cfg.kind in BANDITS:
+            self.bandit = BANDITS[self.cfg.kind][2](self.bandit, outcomes, self.cfg)
+
     def state_dict(self) -> dict:
-        return {"weights": self.weights.tolist(), "rng": self.rng.bit_generator.state, "deck": self.deck.state_dict()}
+        return {"weights": self.weights.tolist(), "rng": self.rng.bit_generator.state, "deck": self.deck.state_dict(),
+                "bandit": list(self.bandit)}
 
     def load_state_dict(self, state: dict) -> None:
         self.weights = np.array(state["weights"], dtype=np.float64)
         self.rng.bit_generator.state = state["rng"]
         self.deck.load_state_dict(state["deck"])
+        self.bandit = list(state["bandit"])

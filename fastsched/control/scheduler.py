@@ -6,8 +6,8 @@ from dataclasses import asdict
 import numpy as np
 
 from fastsched.config import SchedulerConfig, require
-from fastsched.control.coefficients import Coefficients, constant, rules, start_coefficients
-from fastsched.control.samplers import BinSampler
+from fastsched.control.coefficients import Coefficients, constant, rules, start_coefficients, targets
+from fastsched.control.samplers import make_sampler
 from fastsched.control.temporal import schedule_ends, temporal_s
 from fastsched.control.window import (
     Success,
@@ -20,8 +20,8 @@ from fastsched.control.window import (
 )
 from fastsched.types import Knobs, Outcomes, Selection, Stats
 
-STATE_VERSION = 1
-COEFFICIENT_RULES = {"rules": rules, "constant": constant}
+STATE_VERSION = 2
+COEFFICIENT_RULES = {"rules": rules, "targets": targets, "constant": constant}
 
 
 class Scheduler:
@@ -50,7 +50,7 @@ class Scheduler:
         self.sizes = sizes
         self.success = unknown_success(len(sizes), cfg.r_threshold)
         self.coefficients = start_coefficients(cfg)
-        self.sampler = BinSampler(cfg, narrow, sizes, prompts_per_step, seed)
+        self.sampler = make_sampler(cfg, narrow, sizes, prompts_per_step, seed)
         self.said: list[str] = []
         self.waiting: list[str] = []
 
@@ -64,7 +64,7 @@ class Scheduler:
         return Knobs(
             weights=tuple(self.sampler.weights.tolist()),
             r_threshold=self.success.r_threshold,
-            entropy_coef=now.lambda_h,
+            entropy_coef=now.lambda_h if now.entropy_coef is None else now.entropy_coef,
             kl_coef=now.lambda_kl,
             ema_alpha=now.alpha_now,
             lr_scale=now.lr_scale,
@@ -74,6 +74,7 @@ class Scheduler:
 
     def observe(self, outcomes: Outcomes, stats: Stats) -> None:
         """Take in one step. Failed scores and statistics that are not finite are counted and change nothing else."""
+        self.sampler.observe(outcomes, self.success)
         self.success = move_threshold(observe_success(self.success, outcomes, self.cfg), self.cfg)
         self.coefficients = COEFFICIENT_RULES[self.cfg.coefficients](self.coefficients, stats, self.cfg)
         kind = out_of_reach(self.success.p[self.sizes > 0], self.cfg.window)

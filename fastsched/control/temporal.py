@@ -1,4 +1,4 @@
-"""The trajectory-percentile schedule S(tau) of algorithms.md 1.1."""
+"""The schedules S(tau) of algorithms.md 1.1."""
 
 import math
 
@@ -14,12 +14,20 @@ def schedule_ends(total_steps: int, cfg: TemporalConfig) -> tuple[int, int]:
 
 
 def temporal_s(step: int, total_steps: int, cfg: TemporalConfig) -> float:
-    """Share S of each response cut from its front at 1-based `step`; 0 trains every token.
+    """Share S of each response left out of the loss at 1-based `step`; 0 trains every token. In [0, magnitude].
 
-    linear: S = magnitude * (1 - p), p = clip((step - s0) / (s1 - s0), 0, 1).
+    With p = clip((step - s0) / (s1 - s0), 0, 1) and m the magnitude: linear m (1 - p); gamma (m (1 - p))^gamma; sigmoid
+    m (f(p) - f(1)) / (f(0) - f(1)), f(x) = 1 / (1 + exp(8 (x - 0.5))).
     """
     if cfg.mode == "none":
         return 0.0
     first, last = schedule_ends(total_steps, cfg)
     progress = min(max((step - first) / (last - first), 0.0), 1.0)
-    return cfg.magnitude * (1 - progress)
+    if cfg.mode == "sigmoid":
+        return cfg.magnitude * (_falling(progress) - _falling(1.0)) / (_falling(0.0) - _falling(1.0))
+    linear = cfg.magnitude * (1 - progress)
+    return linear**cfg.gamma if cfg.mode == "gamma" else linear
+
+
+def _falling(x: float) -> float:
+    return 1 / (1 + math.exp(8 * (x - 0.5)))

@@ -9,7 +9,7 @@ from typing import Callable, Iterable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 import torch
-from fastsched_kernels.linear import linear_token_stats
+from fastsched_kernels.linear import LinearStats, linear_token_stats
 from fastsched_kernels.trajectory import trajectory_keep
 
 from fastsched.config import Config
@@ -64,8 +64,8 @@ class Learner:
         Responses whose reward is NaN are left out: no loss, no share in any denominator.
         """
         totals, results, squares = np.zeros(len(SUMS) + 1), [], []
-        batches = self._mini_batches(responses, rewards, knobs, step)
         objective = Objective(self.cfg.learner, self.cfg.rollout, knobs)
+        batches = self._mini_batches(responses, rewards, knobs, step, objective)
         old_logps = self._old_logps(batches, objective)
         lr = self._lr(step, knobs)
         for micro_batches, old in zip(batches, old_logps, strict=True):
@@ -85,34 +85,59 @@ class Learner:
         score = lambda head: linear_token_stats(head.hidden, head.weight, target, softcap=head.softcap, bias=head.bias).logp
         return self.engine.score(micro, score).float().cpu().numpy()
 
-    def _mini_batches(self, responses, rewards, knobs: Knobs, step: int) -> list[list[MicroBatch]]:
-        samples = self._samples(responses, rewards, knobs)
+    def _mini_batches(self, responses, rewards, knobs: Knobs, step: int, objective: Objective) -> list[list[MicroBatch]]:
+        samples = self._samples(responses, rewards, self._keep(responses, knobs, step, objective))
         n = self.cfg.learner.updates_per_batch
         order = np.random.default_rng([self.cfg.train.seed, step]).permutation(len(rewards)) if n > 1 else np.arange(len(rewards))
         parts = [set(part.tolist()) for part in np.array_split(order, n)]
         return [self._micro_batches([s for s in samples if s.group in part]) for part in parts]
 
-    def _samples(self, responses, rewards, knobs: Knobs) -> list[Sample]:
+    def _keep(self, responses: Sequence[Response], knobs: Knobs, step: int, objective: Objective) -> list[np.ndarray]:
+        """Which tokens of each response carry the loss, bool [L]."""
+        lengths = np.array([len(r.token_ids) for r in responses])
+        proxy, entropy = self.cfg.scheduler.temporal.proxy, None
+        if proxy == "entropy" and knobs.temporal_s > 0:
+            entropy = torch.from_numpy(self._entropies(responses, lengths, objective))
+        seed = np.random.SeedSequence([self.cfg.train.seed, step, self.engine.rank]).generate_state(1, np.uint64)[0] >> 1
+        keep = trajectory_keep(torch.from_numpy(lengths), knobs.temporal_s, proxy=proxy if knobs.temporal_s > 0 else "suffix",
+                               entropy=entropy, generator=torch.Generator().manual_seed(int(seed))).keep.numpy()
+        return np.split(keep, np.cumsum(lengths)[:-1])
+
+    def _entropies(self, responses: Sequence[Response], lengths: np.ndarray, objective: Objective) -> np.ndarray:
+        """Entropy of the policy at every response token, all responses one after another [T]."""
+        group = self.cfg.rollout.responses
+        samples = [Sample(i // group, r.prompt_ids, r.token_ids, r.logp, 0.0, np.ones(n, bool), 1.0)
+                   for i, (r, n) in enumerate(zip(responses, lengths, strict=True))]
+        starts, out = np.cumsum(lengths) - lengths, np.zeros(lengths.sum(), np.float32)
+        for micro in self._packed(samples):
+            if micro.groups:
+                out[starts[micro.responses] + micro.offsets] = self._score(micro, objective).entropy.float().cpu().numpy()
+            else:
+                self._score(micro, objective)
+        return out
+
+    def _samples(self, responses, rewards, keep: list[np.ndarray]) -> list[Sample]:
         advantages = group_advantages(rewards, normalise_std=self.cfg.learner.loss != "dr_grpo").reshape(-1)
-        lengths = torch.tensor([len(r.token_ids) for r in responses])
-        keep = trajectory_keep(lengths, knobs.temporal_s).keep.numpy()
-        ends = np.cumsum(lengths.numpy())
         group_size = rewards.shape[1]
         return [
-            Sample(i // group_size, r.prompt_ids, r.token_ids, r.logp, float(advantages[i]),
-                   keep[ends[i] - len(r.token_ids):ends[i]], 0.0)
+            Sample(i // group_size, r.prompt_ids, r.token_ids, r.logp, float(advantages[i]), keep[i], 0.0)
             for i, r in enumerate(responses) if np.isfinite(rewards.flat[i])
         ]
 
     def _micro_batches(self, samples: list[Sample]) -> list[MicroBatch]:
-        """Packed, weighted by the denominators of the global batch, as many as on the rank that has most."""
+        """Packed and weighted by the denominators of the global batch."""
         cfg = self.cfg.learner
         kept = np.array([s.keep.sum() for s in samples], np.int64)
         total_kept, total_responses = self.engine.all_reduce(np.array([kept.sum(), len(samples)], np.float64))
         weights = token_weights(cfg.loss, kept, total_kept, total_responses, self.cfg.rollout.max_new_tokens)
-        weighted = [replace(s, weight=w) for s, w in zip(samples, weights, strict=True) if s.advantage or not cfg.skip_flat_groups]
+        return self._packed([replace(s, weight=w) for s, w in zip(samples, weights, strict=True)
+                             if s.advantage or not cfg.skip_flat_groups])
+
+    def _packed(self, samples: list[Sample]) -> list[MicroBatch]:
+        """As many micro-batches as on the rank that has most; those that only even out the number carry no group."""
+        cfg = self.cfg.learner
         flash = self.cfg.model.attention == "flash_attention_2"
-        micro = pack(weighted, token_budget=cfg.micro_batch_tokens, share_prompts=cfg.share_prompts,
+        micro = pack(samples, token_budget=cfg.micro_batch_tokens, share_prompts=cfg.share_prompts,
                      row_width=cfg.micro_batch_tokens if flash else None)
         count = int(self.engine.all_reduce(np.array([len(micro)], np.float64), op="max")[0])
         return micro + [dummy(micro[0] if micro else _blank())] * (max(count, 1) - len(micro))
@@ -121,11 +146,11 @@ class Learner:
         """On policy with one update the ratio is one by construction; otherwise score the whole batch before the first update."""
         if len(batches) == 1:
             return [[None] * len(batches[0])]
-        return [[self._score(m, objective) for m in micro_batches] for micro_batches in batches]
+        return [[self._score(m, objective).logp.float().cpu().numpy() for m in micro_batches] for micro_batches in batches]
 
-    def _score(self, micro: MicroBatch, objective: Objective) -> np.ndarray:
+    def _score(self, micro: MicroBatch, objective: Objective) -> LinearStats:
         target = torch.from_numpy(micro.targets).to(self.engine.device)
-        return self.engine.score(micro, lambda head: objective.score(head, target).logp).float().cpu().numpy()
+        return self.engine.score(micro, lambda head: objective.score(head, target))
 
     def _accumulate(self, micro_batches, old_logps, objective: Objective) -> tuple[np.ndarray, float]:
         sums, loss = np.zeros(len(SUMS)), 0.0
@@ -156,8 +181,10 @@ class Learner:
                                  f"(learner.nonfinite_limit); the last batch is in {path}. Lower learner.lr or inspect the batch")
 
     def _lr(self, step: int, knobs: Knobs) -> float:
-        warmup = min(1.0, step / self.cfg.learner.warmup_steps) if self.cfg.learner.warmup_steps else 1.0
-        return self.cfg.learner.lr * warmup * knobs.lr_scale
+        cfg, steps = self.cfg.learner, self.cfg.train.steps
+        warmup = min(1.0, step / cfg.warmup_steps) if cfg.warmup_steps else 1.0
+        cooldown = min(1.0, (steps + 1 - step) / (cfg.cooldown * steps + 1)) if cfg.cooldown else 1.0
+        return cfg.lr * warmup * max(cooldown, 0.0) * knobs.lr_scale
 
     def _stats(self, totals, results: list[StepResult], squares, responses, rewards, drift: float, lr: float) -> Stats:
         cfg, last = self.cfg.learner, results[-1]

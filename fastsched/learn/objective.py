@@ -19,13 +19,15 @@ class Tokens(NamedTuple):
     weight: torch.Tensor  # float32, mask over global denominator
     sampler_logp: torch.Tensor  # float32
     old_logp: Optional[torch.Tensor]  # float32; None on policy: the ratio is one by construction
+    response: torch.Tensor  # int64, the response of each token
 
     @classmethod
     def of(cls, micro: MicroBatch, old_logp: Optional[np.ndarray], device: torch.device) -> "Tokens":
         def move(values):
             return None if values is None else torch.from_numpy(values).to(device, non_blocking=True)
 
-        return cls(move(micro.targets), move(micro.advantages), move(micro.token_weights), move(micro.sampler_logp), move(old_logp))
+        return cls(move(micro.targets), move(micro.advantages), move(micro.token_weights), move(micro.sampler_logp), move(old_logp),
+                   move(micro.responses))
 
 
 class LossSums(NamedTuple):
@@ -53,9 +55,10 @@ class Objective:
             ref_hidden=None if reference is None else reference.hidden,
             ref_weight=None if reference is None else reference.weight,
             kl=self.learner.kl, kl_coef=self.knobs.kl_coef, entropy_coef=self.knobs.entropy_coef,
-            clip=self.learner.clip, dual_clip=self.learner.dual_clip, rollout_weight=self._correction(policy, tokens),
-            temperature=self.rollout.temperature, softcap=policy.softcap, bias=policy.bias, skip_flat=False,
-            chunk_rows=self.learner.chunk_rows, implementation=self.learner.head,
+            clip=self.learner.clip, dual_clip=self.learner.dual_clip, surrogate="cispo" if self.learner.loss == "cispo" else "clip",
+            level="sequence" if self.learner.loss == "gspo" else "token", sequence=tokens.response,
+            rollout_weight=self._correction(policy, tokens), temperature=self.rollout.temperature, softcap=policy.softcap,
+            bias=policy.bias, skip_flat=False, chunk_rows=self.learner.chunk_rows, implementation=self.learner.head,
         )
         with torch.no_grad():
             live = tokens.weight > 0

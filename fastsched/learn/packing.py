@@ -30,17 +30,17 @@ class Sample:
 def token_weights(loss: str, kept: np.ndarray, total_kept: float, total_responses: float, max_new_tokens: int) -> np.ndarray:
     """Weight of each kept token of every response, [B] from kept counts [B] (algorithms.md 5.2).
 
-    `total_kept` and `total_responses` are sums over the global batch, all ranks. grpo: mean over responses of the mean over
-    kept tokens; dapo: mean over all kept tokens; dr_grpo: mean over responses of the sum over `max_new_tokens`.
+    `total_kept` and `total_responses` are sums over the global batch, all ranks. grpo, gspo: mean over responses of the mean over
+    kept tokens; dapo, cispo: mean over all kept tokens; dr_grpo: mean over responses of the sum over `max_new_tokens`.
     """
     kept = np.maximum(kept, 1).astype(np.float64)
-    if loss == "grpo":
+    if loss in ("grpo", "gspo"):
         return 1.0 / (kept * max(total_responses, 1))
-    if loss == "dapo":
+    if loss in ("dapo", "cispo"):
         return np.full_like(kept, 1.0 / max(total_kept, 1))
     if loss == "dr_grpo":
         return np.full_like(kept, 1.0 / (max(total_responses, 1) * max_new_tokens))
-    raise ConfigError(f"learner.loss: {loss!r} is none of grpo, dapo, dr_grpo")
+    raise ConfigError(f"learner.loss: {loss!r} is none of grpo, dapo, dr_grpo, gspo, cispo")
 
 
 def pack(samples: Sequence[Sample], *, token_budget: int, share_prompts: bool, row_width: int | None = None) -> list[MicroBatch]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastsched.config import CoefficientConfig, SchedulerConfig
-from fastsched.control.coefficients import constant, down, rules, start_coefficients, towards_start, up
+from fastsched.control.coefficients import constant, down, rules, start_coefficients, targets, towards_start, up
 from fastsched.types import Stats
 
 NAN = math.nan
@@ -157,3 +157,30 @@ def test_every_coefficient_stays_within_its_bounds(observed, entropy, kl, averag
             assert limits.floor <= value <= limits.ceiling
         assert lr_floor <= state.lr_scale <= 1
         assert all(value is None or math.isfinite(value) for value in (state.entropy, state.kl, state.drift))
+
+
+TARGETS = SchedulerConfig(coefficients="targets", entropy=CoefficientConfig(0.0, 0.0, 0.005), kl=CoefficientConfig(0.1, 0.01, 0.105),
+                          kl_target=0.04, entropy_target=0.2, entropy_step=1e-3)
+
+
+@pytest.mark.parametrize("kl, factor", [(0.04, 1.0), (0.044, 1.01), (0.4, 1.02), (0.036, 0.99), (0.0, 0.98), (NAN, 1.0)])
+def test_the_kl_target_moves_in_proportion_and_within_bounds(kl, factor):
+    """algorithms.md 4.2: the relative error, at most 0.2, times 0.1."""
+    start = start_coefficients(TARGETS)
+    assert targets(start, stats(kl=kl), TARGETS).lambda_kl == pytest.approx(0.1 * factor)
+    for _ in range(200):
+        start = targets(start, stats(kl=1.0), TARGETS)
+    assert start.lambda_kl == 0.105 and start.fired == ()
+    for _ in range(200):
+        start = targets(start, stats(kl=0.0), TARGETS)
+    assert start.lambda_kl == 0.01
+
+
+def test_the_entropy_target_is_applied_below_it_only():
+    """algorithms.md 4.3: the coefficient creeps up below the target and down above, where it has no effect."""
+    state, seen = start_coefficients(TARGETS), []
+    for entropy in (0.1, 0.1, 0.3, 0.2, 0.1, NAN):
+        state = targets(state, stats(entropy=entropy, kl=0.04), TARGETS)
+        seen.append((round(state.lambda_h, 6), round(state.entropy_coef, 6), state.fired))
+    assert seen == [(0.001, 0.001, ("entropy-below-target",)), (0.002, 0.002, ("entropy-below-target",)), (0.001, 0.0, ()), (0.0, 0.0, ()),
+                    (0.001, 0.001, ("entropy-below-target",)), (0.001, 0.001, ())]

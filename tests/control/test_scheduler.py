@@ -10,6 +10,8 @@ from fastsched.config import CoefficientConfig, ConfigError, SchedulerConfig, Te
 from fastsched.control.scheduler import Scheduler
 from fastsched.types import Outcomes, Stats
 
+KINDS = ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps"]
+
 BINS = np.repeat(np.arange(4), [30, 50, 40, 60])
 RULES = {"entropy": CoefficientConfig(0.01, 0.0, 0.1), "kl": CoefficientConfig(0.05, 0.0, 0.5)}
 
@@ -68,8 +70,8 @@ def test_adaptive_weights_hold_the_window_where_fixed_ones_do_not():
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**31), st.integers(0, 12), st.sampled_from(["adaptive", "fixed", "uniform"]),
-       st.sampled_from(["rules", "constant"]))
+@given(st.integers(0, 2**31), st.integers(0, 12), st.sampled_from(KINDS),
+       st.sampled_from(["rules", "targets", "constant"]))
 def test_state_round_trips_through_json_and_goes_on_identically(seed, before, kind, coefficients):
     make = lambda: scheduler(seed=seed, kind=kind, coefficients=coefficients, r_threshold_step=0.01,
                              temporal=TemporalConfig(mode="linear"))
@@ -111,13 +113,13 @@ def test_looking_changes_nothing():
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.data())
 def test_batches_are_exact_distinct_and_keep_the_floor(bins, data):
     prompts = data.draw(st.integers(1, len(bins)))
-    one = scheduler(np.array(bins), prompts, kind=data.draw(st.sampled_from(["adaptive", "fixed", "uniform"])))
+    one = scheduler(np.array(bins), prompts, kind=data.draw(st.sampled_from(KINDS)))
     rng, held = np.random.default_rng(0), len(set(bins))
     for _ in range(10):
         rows, knobs, _ = step(one, rng, p=(0.9, 0.7, 0.5, 0.3, 0.1, 0.0))
         assert len(rows) == len(set(rows)) == prompts
         assert sum(knobs.weights) == pytest.approx(1)
-        if one.cfg.kind == "adaptive":
+        if one.cfg.kind in ("adaptive", "sec", "adarft"):
             assert all(knobs.weights[b] >= one.cfg.weight_floor / held - 1e-12 for b in set(bins))
 
 
@@ -148,6 +150,16 @@ def test_constant_coefficients_do_not_move():
     knobs = one.knobs()
     assert (knobs.entropy_coef, knobs.kl_coef, knobs.lr_scale, knobs.rule) == (0.01, 0.05, 1.0, "constant")
     assert one.report()["entropy_ema"] == pytest.approx(0.1)
+
+
+def test_targets_apply_the_entropy_coefficient_below_the_target_only():
+    one = scheduler(coefficients="targets", entropy_target=0.2, entropy_step=1e-3, kl_target=0.05)
+    for entropy, applied, rule in ((0.1, 0.011, "entropy-below-target"), (0.3, 0.0, "none")):
+        one.observe(outcomes(one.next_prompts(), np.ones((8, 2))), stats(entropy=entropy, kl=0.05))
+        assert (one.knobs().entropy_coef, one.knobs().rule) == (pytest.approx(applied), rule)
+    again = scheduler(coefficients="targets", entropy_target=0.2, entropy_step=1e-3, kl_target=0.05)
+    again.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert again.knobs() == one.knobs()
 
 
 def test_temporal_schedule_counts_steps_from_one():
@@ -209,7 +221,7 @@ def test_state_of_other_data_is_refused(other, message):
 
 
 def test_state_of_another_version_is_refused():
-    with pytest.raises(ConfigError, match="scheduler state version is 1, in the checkpoint 0"):
+    with pytest.raises(ConfigError, match="scheduler state version is 2, in the checkpoint 0"):
         scheduler().load_state_dict(scheduler().state_dict() | {"version": 0})
 
 

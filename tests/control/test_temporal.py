@@ -26,6 +26,15 @@ def test_linear_reference_values(progress, s):  # algorithms.md 1.1
     assert temporal_s(int(progress * 100), 100, cfg) == pytest.approx(s, abs=1e-12)
 
 
+@pytest.mark.parametrize("mode, values", [  # algorithms.md 1.1, at progress 0, 0.25, 0.5, 0.75, 1
+    ("sigmoid", (0.99, 0.886056, 0.495, 0.103944, 0.0)), ("gamma", (0.9801, 0.551306, 0.245025, 0.061256, 0.0)),
+])
+def test_sigmoid_and_gamma_reference_values(mode, values):
+    cfg = TemporalConfig(mode=mode, magnitude=0.99, start=0.0, end=1.0)
+    assert [temporal_s(step, 100, cfg) for step in (0, 25, 50, 75, 100)] == pytest.approx(values, abs=5e-7)
+    assert temporal_s(50, 100, TemporalConfig(mode="gamma", gamma=1.0, end=1.0)) == pytest.approx(0.495)
+
+
 def test_start_holds_the_magnitude_and_none_cuts_nothing():
     late = TemporalConfig(mode="linear", magnitude=0.5, start=0.5, end=1.0)
     assert [temporal_s(step, 10, late) for step in (1, 5, 10)] == [0.5, 0.5, 0.0]

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fastsched.config import Config, LearnerConfig, ModelConfig, RolloutConfig
+from fastsched.config import Config, LearnerConfig, ModelConfig, RolloutConfig, SchedulerConfig, TemporalConfig
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
 from fastsched.engines.models import load_policy
 from fastsched.engines.tiny import random_tiny
 from fastsched.learn.advantages import group_advantages
 from fastsched.learn.learner import Learner, NonFiniteLimit
+from fastsched.learn.objective import Objective
 from fastsched.types import Knobs, Response
 
 MODEL = ModelConfig(dtype="float32")
@@ -42,8 +43,9 @@ def batch(seed=0):
     return responses, rewards
 
 
-def make(model_path, tmp_path, learner=BASE, rollout=None):
-    cfg = Config(model=MODEL, learner=learner, rollout=rollout or RolloutConfig(responses=G, max_new_tokens=8))
+def make(model_path, tmp_path, learner=BASE, rollout=None, proxy="suffix"):
+    cfg = Config(model=MODEL, learner=learner, rollout=rollout or RolloutConfig(responses=G, max_new_tokens=8),
+                 scheduler=SchedulerConfig(temporal=TemporalConfig(proxy=proxy)))
     return Learner(DeepSpeedLearner(load_policy(model_path, MODEL), cfg.learner, MODEL), cfg, tmp_path)
 
 
@@ -115,6 +117,16 @@ def test_what_must_not_matter(model_path, tmp_path, change):
     assert distance(dict(plain.engine.average_weights()), dict(split.engine.average_weights())) < 1e-5
     for name in ("loss", "entropy", "kl", "drift", "grad_norm", "ratio_deviation", "kept_fraction", "flat_groups"):
         assert getattr(a, name) == pytest.approx(getattr(b, name), rel=2e-3, abs=1e-6), name
+
+
+@pytest.mark.parametrize("loss, base", [("gspo", "grpo"), ("cispo", "dapo")])
+def test_gspo_and_cispo_differ_off_policy_only(model_path, tmp_path, loss, base):
+    for updates, alike in ((1, True), (2, False)):
+        options = dict(updates_per_batch=updates, clip=(0.01, 0.01))
+        runs = [make(model_path, tmp_path, replace(BASE, loss=kind, **options)) for kind in (loss, base)]
+        for run in runs:
+            run.update(*batch(1), KNOBS, 1)
+        assert (distance(*map(weights, runs)) < 5e-5) == alike
 
 
 @pytest.mark.parametrize("change", [
@@ -216,3 +228,36 @@ def test_skipped_flat_groups_stay_in_the_denominators(model_path, tmp_path):
     a, b = train(plain, quiet), train(skipping, quiet)
     assert distance(weights(plain), weights(skipping)) < 5e-5 and b.grad_norm == pytest.approx(a.grad_norm, rel=1e-3)
     assert b.kept_fraction < a.kept_fraction and b.flat_groups == a.flat_groups > 0
+
+
+def test_learning_rate_warms_up_holds_and_cools_down(model_path, tmp_path):
+    learner = make(model_path, tmp_path, replace(BASE, lr=1.0, warmup_steps=2, cooldown=0.3))  # of 100 steps
+    rates = [learner._lr(step, KNOBS) for step in (1, 2, 70, 71, 86, 100)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 30 / 31, 15 / 31, 1 / 31])
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_the_entropy_proxy_keeps_the_most_uncertain_tokens(model_path, tmp_path, share):
+    """algorithms.md 1.4: ceil((1 - S) L) tokens of each response, by the entropy of the policy before the update."""
+    learner = make(model_path, tmp_path, replace(BASE, share_prompts=share, micro_batch_tokens=64), proxy="entropy")
+    responses, _ = batch(1)
+    knobs = replace(KNOBS, temporal_s=0.6)
+    kept = learner._keep(responses, knobs, 1, Objective(learner.cfg.learner, learner.cfg.rollout, knobs))
+    model = load_policy(model_path, MODEL)
+    for response, keep in zip(responses, kept, strict=True):
+        ids = torch.tensor([[*response.prompt_ids, *response.token_ids]])
+        with torch.no_grad():
+            logp = model(ids).logits[0, len(response.prompt_ids) - 1:-1].log_softmax(-1)
+        entropy, n = -(logp.exp() * logp).sum(-1).numpy(), int(np.ceil(0.4 * len(keep) - 1e-6))
+        assert keep.sum() == n and set(np.flatnonzero(keep)) == set(np.argsort(-entropy)[:n])
+
+
+def test_every_proxy_trains_other_tokens_and_none_matters_at_the_end_of_the_schedule(model_path, tmp_path):
+    after = {}
+    for proxy in ("suffix", "prefix", "entropy", "random"):
+        learner = make(model_path, tmp_path, proxy=proxy)
+        cut, rest = (learner.update(*batch(step), replace(KNOBS, temporal_s=s), step) for step, s in ((1, 0.6), (2, 0.0)))
+        assert 0.2 < cut.kept_fraction < 0.75 < rest.kept_fraction
+        after[proxy] = weights(learner)
+    pairs = [(a, b) for a in after for b in after if a < b]
+    assert min(distance(after[a], after[b]) for a, b in pairs) > 1e-5
