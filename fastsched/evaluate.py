@@ -3,20 +3,8 @@
 import numpy as np
 
 from fastsched.assemble import Run
-from fastsched.data.rewards import RewardItem
-from fastsched.types import Prompt, Response, Sampling
-
-
-def score(run: Run, prompts: list[Prompt], responses: list[Response]) -> tuple[np.ndarray, list[str], dict[str, int]]:
-    """Rewards [P, G] (NaN: failed), decoded responses in the same order, and failures by kind."""
-    texts = run.tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
-    group = len(responses) // len(prompts)
-    items = [RewardItem(text, prompts[i // group].text, prompts[i // group].answer, prompts[i // group].meta)
-             for i, text in enumerate(texts)]
-    result = run.rewards.score(items)
-    for kind, message in result.messages.items():
-        run.log.note_once(f"WARNING: reward failed ({kind}), its response is left out: {message}")
-    return np.asarray(result.rewards).reshape(len(prompts), group), texts, dict(result.errors)
+from fastsched.rollouts import score
+from fastsched.types import Sampling
 
 
 def evaluate(run: Run, step: int) -> dict[str, float]:

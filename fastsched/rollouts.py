@@ -1,4 +1,4 @@
-"""Around one rollout batch: this rank's share, outcomes over all ranks, weight sync with its check, rows of the sample table."""
+"""Around one rollout batch: this rank's share, rewards, outcomes over all ranks, refills, weight sync with its check, sample rows."""
 
 from dataclasses import dataclass
 from typing import Sequence
@@ -6,6 +6,7 @@ from typing import Sequence
 import numpy as np
 
 from fastsched.assemble import Run
+from fastsched.data.rewards import RewardItem
 from fastsched.engines.rollout import measure_sync, require_sync
 from fastsched.engines.weights import layer_fingerprints
 from fastsched.types import Outcomes, Prompt, Response, Sampling, Selection
@@ -22,13 +23,89 @@ class Batch:
     sampling: Sampling
 
     @classmethod
-    def of(cls, run: Run, selection: Selection, step: int) -> "Batch":
+    def of(cls, run: Run, selection: Selection, step: int, refill: int = 0) -> "Batch":
         engine = run.learner.engine
-        seeds = np.random.SeedSequence([run.cfg.train.seed, step]).generate_state(len(selection.rows))
+        entropy = [run.cfg.train.seed, step] + [refill] * (refill > 0)
+        seeds = np.random.SeedSequence(entropy).generate_state(len(selection.rows))
         mine = range(engine.rank, len(selection.rows), engine.world_size)
         r = run.cfg.rollout
         sampling = Sampling(r.responses, r.max_new_tokens, r.temperature, r.top_p, r.top_k)
         return cls([run.train_set.prompt(int(selection.rows[i])) for i in mine], [int(seeds[i]) for i in mine], sampling)
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """This rank's groups that are to be trained, prompt-major, and the outcomes of every prompt of all ranks."""
+
+    prompts: list[Prompt]
+    responses: list[Response]
+    rewards: np.ndarray  # [P, G], NaN where scoring failed
+    texts: list[str]
+    outcomes: Outcomes
+    probe: list[int]  # token ids of one prompt and response, for the check of the weight sync
+
+
+def roll_out(run: Run, step: int) -> Rollouts:
+    """Sample and score the prompts of one step.
+
+    With `scheduler.refills`, DAPO's dynamic sampling (arXiv 2503.14476): as long as fewer than P groups of all ranks have two
+    different rewards, another P prompts, at most `refills` times. The first P such groups are trained, and where there are
+    fewer, groups without signal after them.
+    """
+    wanted, parts, taken = run.cfg.train.prompts_per_step, [], []
+    for refill in range(1 + run.cfg.scheduler.refills):
+        parts.append(_one_batch(run, step, refill))
+        taken.append(_signal(parts[-1].outcomes))
+        if sum(t.sum() for t in taken) >= wanted:
+            break
+    chosen = np.concatenate(taken)
+    rank = np.where(chosen, 0, 1).argsort(kind="stable")[:wanted] if len(parts) > 1 else np.arange(len(chosen))
+    return _merge(parts, np.sort(rank), run.learner.engine.rank, run.learner.engine.world_size)
+
+
+def _one_batch(run: Run, step: int, refill: int) -> Rollouts:
+    log = run.log
+    with log.phase("control"):
+        selection = run.scheduler.next_prompts()
+        batch = Batch.of(run, selection, step, refill)
+    with log.phase("rollout"):
+        responses = run.rollout.generate(batch.prompts, batch.sampling, batch.seeds)
+    with log.phase("reward"):
+        rewards, texts, _ = score(run, batch.prompts, responses)
+        outcomes = gather_outcomes(run, selection, responses, rewards)
+    return Rollouts(batch.prompts, responses, rewards, texts, outcomes, [*responses[0].prompt_ids, *responses[0].token_ids])
+
+
+def _signal(outcomes: Outcomes) -> np.ndarray:
+    """[P] bool: groups with two different finite rewards."""
+    finite = np.isfinite(outcomes.rewards)
+    return np.where(finite, outcomes.rewards, -np.inf).max(1) > np.where(finite, outcomes.rewards, np.inf).min(1)
+
+
+def _merge(parts: list[Rollouts], chosen: np.ndarray, rank: int, world: int) -> Rollouts:
+    """The chosen of all parts' prompts, counted over the parts; of each part this rank holds every world-th."""
+    if len(parts) == 1:
+        return parts[0]
+    size, group = len(parts[0].outcomes.rows), parts[0].rewards.shape[1]
+    mine = [(i // size, i % size // world) for i in chosen.tolist() if i % size % world == rank]
+    pick = lambda values, k: values[k * group:(k + 1) * group]
+    joined = Outcomes(*(np.concatenate([getattr(p.outcomes, name) for p in parts])
+                        for name in ("rows", "bins", "rewards", "lengths", "truncated")))
+    return Rollouts([parts[p].prompts[k] for p, k in mine], [r for p, k in mine for r in pick(parts[p].responses, k)],
+                    np.array([parts[p].rewards[k] for p, k in mine]).reshape(len(mine), group),
+                    [t for p, k in mine for t in pick(parts[p].texts, k)], joined, parts[-1].probe)
+
+
+def score(run: Run, prompts: list[Prompt], responses: list[Response]) -> tuple[np.ndarray, list[str], dict[str, int]]:
+    """Rewards [P, G] (NaN: failed), decoded responses in the same order, and failures by kind."""
+    texts = run.tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
+    group = len(responses) // len(prompts)
+    items = [RewardItem(text, prompts[i // group].text, prompts[i // group].answer, prompts[i // group].meta)
+             for i, text in enumerate(texts)]
+    result = run.rewards.score(items)
+    for kind, message in result.messages.items():
+        run.log.note_once(f"WARNING: reward failed ({kind}), its response is left out: {message}")
+    return np.asarray(result.rewards).reshape(len(prompts), group), texts, dict(result.errors)
 
 
 def gather_outcomes(run: Run, selection: Selection, responses: Sequence[Response], rewards: np.ndarray) -> Outcomes:

@@ -11,10 +11,10 @@ from fastsched.assemble import Run, assemble
 from fastsched.checkpoint import restore, save_checkpoint
 from fastsched.config import Config
 from fastsched.engines.weights import SyncError
-from fastsched.evaluate import evaluate, score
+from fastsched.evaluate import evaluate
 from fastsched.learn.learner import NonFiniteLimit
 from fastsched.log import write_config, write_environment
-from fastsched.rollouts import Batch, gather_outcomes, sample_rows, sync
+from fastsched.rollouts import roll_out, sample_rows, sync
 from fastsched.types import Knobs, Outcomes, Stats
 
 DONE, GUARD, INTERRUPTED = 0, 3, 130
@@ -75,30 +75,24 @@ def _start(run: Run, checkpoint: Path | None) -> Progress:
 
 def _step(run: Run, progress: Progress) -> None:
     cfg, log, step = run.cfg, run.log, progress.step + 1
-    with log.phase("control"):
-        selection, knobs = run.scheduler.next_prompts(), run.scheduler.knobs()
-        batch = Batch.of(run, selection, step)
-    with log.phase("rollout"):
-        responses = run.rollout.generate(batch.prompts, batch.sampling, batch.seeds)
-    with log.phase("reward"):
-        rewards, texts, failures = score(run, batch.prompts, responses)
-        outcomes = gather_outcomes(run, selection, responses, rewards)
+    rolled = roll_out(run, step)
+    knobs = run.scheduler.knobs()
     with log.phase("learn"):
-        stats = run.learner.update(responses, rewards, knobs, step)
+        stats = run.learner.update(rolled.responses, rolled.rewards, knobs, step)
     with log.phase("sync"):
-        sync(run, step, [*responses[0].prompt_ids, *responses[0].token_ids])
+        sync(run, step, rolled.probe)
     with log.phase("control"):
-        run.scheduler.observe(outcomes, stats)
+        run.scheduler.observe(rolled.outcomes, stats)
     if _due(step, cfg.train.eval_every):
         with log.phase("evaluation"):
             evaluate(run, step)
     progress.step = step
-    progress.tokens_total += int(outcomes.lengths.sum())
-    progress.prompts_total += len(outcomes.rows)
+    progress.tokens_total += int(rolled.outcomes.lengths.sum())
+    progress.prompts_total += len(rolled.outcomes.rows)
     signal_free = stats.flat_groups == 1.0 and knobs.entropy_coef == 0 and knobs.kl_coef == 0
     progress.flat_in_row = progress.flat_in_row + 1 if signal_free else 0
-    log.step(_row(run, progress, knobs, stats, outcomes))
-    log.samples(step, sample_rows(batch.prompts, responses, rewards, texts))
+    log.step(_row(run, progress, knobs, stats, rolled.outcomes))
+    log.samples(step, sample_rows(rolled.prompts, rolled.responses, rolled.rewards, rolled.texts))
     for message in run.scheduler.messages():
         log.note(message)
 

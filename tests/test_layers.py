@@ -16,7 +16,7 @@ RECORDS = BASE | {"records", "environment", "console", "log", "runs", "plots", "
 ABOVE = {
     "prepare": BASE | {"data", "engines"},
     "assemble": BASE | set(ROOMS) | {"log", "prepare"},
-    "evaluate": BASE | set(ROOMS) | {"log", "assemble"},
+    "evaluate": BASE | set(ROOMS) | {"log", "assemble", "rollouts"},
     "rollouts": BASE | set(ROOMS) | {"log", "assemble"},
     "train": BASE | set(ROOMS) | {"log", "assemble", "evaluate", "rollouts", "checkpoint", "arguments"},
     "dryrun": BASE | {"arguments", "data", "engines", "prepare"},

@@ -99,6 +99,19 @@ def test_run_folder_and_console(fastsched, tmp_path, random_model):
     assert again.returncode == 2 and "already holds a run" in again.stderr
 
 
+def test_dynamic_sampling_replaces_groups_without_signal(fastsched, tmp_path, random_model):
+    """Two of five groups are flat under this reward: one refill a step makes up for them, a step without refills keeps them."""
+    (tmp_path / "rare.py").write_text("def score(response, **_):\n    return float(sum(map(ord, response)) % 5 == 0)\n")
+    shares = {}
+    for refills in ("0", "3"):
+        done = fastsched(*small(random_model, tmp_path / refills, "--reward.kind", "rare:score", "--scheduler.refills", refills),
+                         PYTHONPATH=str(tmp_path))
+        assert done.returncode == 0, done.stdout + done.stderr
+        last = rows(tmp_path / refills)[-1]
+        shares[refills] = (int(last["prompts_total"]), float(last["flat_groups"]))
+    assert shares["0"][0] == 16 < shares["3"][0] <= 64 and shares["3"][1] == 0 < shares["0"][1]
+
+
 def test_rewards_that_fail_cost_only_their_response(fastsched, tmp_path, random_model):
     """The fault: a scorer that raises for a quarter of the responses, hangs for some and returns NaN and None for others."""
     (tmp_path / "my_reward.py").write_text(

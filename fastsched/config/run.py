@@ -56,7 +56,7 @@ class DataConfig:
     """`dataset`: configuration of a hub data set, such as `main` of `openai/gsm8k`."""
     split: str = "train"
     prompt_column: str = "prompt"
-    """Text, or a list of chat messages (`[{"role": ..., "content": ...}]`)."""
+    """Text, or a list of chat messages (`[{"role": ..., "content": ...}]`); the policy continues an assistant turn at the end."""
     answer_column: str = "answer"
     difficulty_column: Optional[str] = None
     """Numeric column from which equal-count difficulty bins are cut; without it there is one bin."""

@@ -80,6 +80,9 @@ class SchedulerConfig:
     weight_floor: float = 0.05
     """Share of the batch spread evenly over all bins, so that none is starved."""
     update_every: int = 1
+    refills: int = 0
+    """Dynamic sampling (DAPO, arXiv 2503.14476): how often a step may draw a further batch of prompts while too few groups have two
+    different rewards. Every prompt rolled out is observed."""
     fixed_weights: Optional[tuple[float, ...]] = None
     """`fixed`: one weight for each bin; equal weights by default."""
     r_threshold: float = 0.5
@@ -117,6 +120,7 @@ class SchedulerConfig:
     def __post_init__(self):
         require(0 < self.window[0] < self.window[1] < 1, "scheduler.window: need 0 < low < high < 1")
         require(0 <= self.weight_floor <= 1, "scheduler.weight_floor: must lie in [0, 1]")
+        require(self.refills >= 0, "scheduler.refills: must be at least 0")
         require(self.update_every >= 1, "scheduler.update_every: must be at least 1")
         require(self.drift_low < self.drift_high, "scheduler: need drift_low < drift_high")
         require(0 <= self.success_beta < 1 and 0 <= self.statistics_beta < 1,

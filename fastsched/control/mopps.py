@@ -39,10 +39,11 @@ class PosteriorSampler:
 
     def observe(self, outcomes: Outcomes, success: Success) -> None:
         """a <- decay a + (1 - decay) + s, b <- decay b + (1 - decay) + (k - s), of k scored responses s successes."""
-        finite, rows, decay = np.isfinite(outcomes.rewards), outcomes.rows, self.cfg.mopps.decay
+        finite, decay = np.isfinite(outcomes.rewards), self.cfg.mopps.decay
         good = (finite & (outcomes.rewards > success.r_threshold)).sum(1)
+        rows, place = np.unique(outcomes.rows, return_inverse=True)  # a refilled step may roll a prompt out twice
         for counts, new in ((self.wins, good), (self.losses, finite.sum(1) - good)):
-            counts[rows] = decay * counts[rows] + (1 - decay) * PRIOR + new
+            counts[rows] = decay * counts[rows] + (1 - decay) * PRIOR + np.bincount(place, weights=new)
 
     def _pool(self, size: int, taken: np.ndarray) -> np.ndarray:
         """[size or what is left] distinct rows, none of `taken`."""

@@ -94,7 +94,7 @@ class Learner:
 
     def _keep(self, responses: Sequence[Response], knobs: Knobs, step: int, objective: Objective) -> list[np.ndarray]:
         """Which tokens of each response carry the loss, bool [L]."""
-        lengths = np.array([len(r.token_ids) for r in responses])
+        lengths = np.array([len(r.token_ids) for r in responses], np.int64)
         proxy, entropy = self.cfg.scheduler.temporal.proxy, None
         if proxy == "entropy" and knobs.temporal_s > 0:
             entropy = torch.from_numpy(self._entropies(responses, lengths, objective))

@@ -34,6 +34,12 @@ def test_the_posterior_counts_and_forgets():
     assert (one.wins[3], one.losses[3]) == (0.5 * 3 + 0.5, 0.5 * 2 + 0.5 + 3)
 
 
+def test_a_prompt_rolled_out_twice_counts_twice():
+    one = sampler()
+    one.observe(outcomes(np.array([3, 3]), np.array([[1, 0], [1, 1]])), UNKNOWN)
+    assert (one.wins[3], one.losses[3]) == (4, 2)
+
+
 def test_prompts_near_one_half_are_drawn():
     one = sampler(pool=10)
     one.wins[:], one.losses[:] = 1.0, 400.0
