@@ -20,7 +20,7 @@ def random_bins(rows, bins):
 
 @pytest.mark.parametrize("bins", [4, 100])
 @pytest.mark.parametrize("rows", [10**4, 10**6, 10**7])
-@pytest.mark.parametrize("kind", ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps"])
+@pytest.mark.parametrize("kind", ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso"])
 def bench_step(benchmark, kind, rows, bins):
     scheduler = Scheduler(SchedulerConfig(kind=kind), random_bins(rows, bins), PROMPTS, 1000, seed=0)
     rewards = np.random.default_rng(1).random((PROMPTS, RESPONSES))

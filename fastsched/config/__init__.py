@@ -15,6 +15,7 @@ from fastsched.config.run import (
 from fastsched.config.scheduler import (
     AdaRFTConfig,
     CoefficientConfig,
+    GresoConfig,
     MoppsConfig,
     SchedulerConfig,
     SecConfig,
@@ -22,7 +23,7 @@ from fastsched.config.scheduler import (
 )
 
 __all__ = [
-    "AdaRFTConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "LearnerConfig", "LogConfig", "ModelConfig",
+    "AdaRFTConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "GresoConfig", "LearnerConfig", "LogConfig", "ModelConfig",
     "ModelShape", "MoppsConfig", "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "TemporalConfig", "TrainConfig",
     "default_cache_dir", "require",
 ]

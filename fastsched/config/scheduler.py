@@ -70,8 +70,18 @@ class MoppsConfig:
 
 
 @dataclass(frozen=True)
+class GresoConfig:
+    """Skipping of prompts whose groups were flat, arXiv 2506.02177."""
+    flat_share: float = 0.25
+    """Share of flat groups aimed at: a third of them solved, two thirds unsolved."""
+
+    def __post_init__(self):
+        require(0 <= self.flat_share <= 1, "scheduler.greso.flat_share: must lie in [0, 1]")
+
+
+@dataclass(frozen=True)
 class SchedulerConfig:
-    kind: Literal["adaptive", "fixed", "uniform", "sec", "adarft", "mopps"] = "adaptive"
+    kind: Literal["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso"] = "adaptive"
     """Sampler: success window over difficulty bins, fixed bin weights, uniform over prompts, or one of the literature."""
     window: tuple[float, float] = (0.40, 0.60)
     """Band in which mean success is held."""
@@ -115,6 +125,7 @@ class SchedulerConfig:
     sec: SecConfig = field(default_factory=SecConfig)
     adarft: AdaRFTConfig = field(default_factory=AdaRFTConfig)
     mopps: MoppsConfig = field(default_factory=MoppsConfig)
+    greso: GresoConfig = field(default_factory=GresoConfig)
     temporal: TemporalConfig = field(default_factory=TemporalConfig)
 
     def __post_init__(self):

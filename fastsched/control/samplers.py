@@ -5,11 +5,14 @@ A sampler has `weights` (those of its last draw), `draw(count, success) -> Selec
 P prompts.
 """
 
+from typing import Union
+
 import numpy as np
 
 from fastsched.config import SchedulerConfig, require
 from fastsched.control.bandits import adarft_observe, adarft_start, adarft_weights, sec_observe, sec_start, sec_weights
 from fastsched.control.deck import Deck
+from fastsched.control.greso import SkippingSampler
 from fastsched.control.mopps import PosteriorSampler
 from fastsched.control.window import Success, window_weights
 from fastsched.types import Outcomes, Selection
@@ -17,9 +20,12 @@ from fastsched.types import Outcomes, Selection
 BANDITS = {"sec": (sec_start, sec_weights, sec_observe), "adarft": (adarft_start, adarft_weights, adarft_observe)}
 
 
-def make_sampler(cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int) -> "BinSampler | PosteriorSampler":
+Sampler = Union["BinSampler", PosteriorSampler, SkippingSampler]
+
+
+def make_sampler(cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int) -> Sampler:
     """The sampler of `scheduler.kind`; arguments as BinSampler's."""
-    return (PosteriorSampler if cfg.kind == "mopps" else BinSampler)(cfg, bins, sizes, prompts, seed)
+    return {"mopps": PosteriorSampler, "greso": SkippingSampler}.get(cfg.kind, BinSampler)(cfg, bins, sizes, prompts, seed)
 
 
 def apportion(weights: np.ndarray, count: int, sizes: np.ndarray, offset: float) -> np.ndarray:

@@ -10,7 +10,7 @@ from fastsched.config import CoefficientConfig, ConfigError, SchedulerConfig, Te
 from fastsched.control.scheduler import Scheduler
 from fastsched.types import Outcomes, Stats
 
-KINDS = ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps"]
+KINDS = ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso"]
 
 BINS = np.repeat(np.arange(4), [30, 50, 40, 60])
 RULES = {"entropy": CoefficientConfig(0.01, 0.0, 0.1), "kl": CoefficientConfig(0.05, 0.0, 0.5)}
