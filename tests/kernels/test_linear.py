@@ -268,19 +268,21 @@ def test_column_filter_is_exact_at_zero_and_drops_by_gradient_not_probability():
 
 
 MEMORY_PROGRAM = """
-import resource, sys, torch
+import re, sys, torch
 from fastsched_kernels.linear import policy_loss
-weight = torch.randn(8192, 64).bfloat16().requires_grad_()
+weight, rows = torch.randn(8192, 64).bfloat16().requires_grad_(), int(sys.argv[1])
 for n in (4096, 32768):
-    hidden = torch.randn(n, 64).bfloat16().requires_grad_()
-    out = policy_loss(hidden, weight, torch.zeros(n, dtype=torch.long), advantage=torch.ones(n), token_weight=1 / n, chunk_rows=256)
-    out.loss.backward()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    hidden, target = torch.randn(n, 64).bfloat16().requires_grad_(), torch.zeros(n, dtype=torch.long)
+    policy_loss(hidden, weight, target, advantage=torch.ones(n), token_weight=1 / n, chunk_rows=rows).loss.backward()
+    print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])  # ru_maxrss would start at the parent's peak
 """
 
 
 def test_memory_grows_with_the_hidden_size_and_not_with_the_vocabulary():
     """kernels.md 8: hidden states and their gradient, 2H bytes a token each, and a few numbers; one token's logits are 16 KB."""
-    out = subprocess.run([sys.executable, "-c", MEMORY_PROGRAM], capture_output=True, text=True, check=True).stdout
-    few, many = (int(line) * 1024 for line in out.split())
-    assert (many - few) / (32768 - 4096) < 2 * (2 * 64 + 28) + 1024
+    slopes = {}
+    for chunk_rows in (256, 32768):
+        out = subprocess.run([sys.executable, "-c", MEMORY_PROGRAM, str(chunk_rows)], capture_output=True, text=True, check=True).stdout
+        few, many = (int(line) * 1024 for line in out.split())
+        slopes[chunk_rows] = (many - few) / (32768 - 4096)
+    assert slopes[256] < 2 * (2 * 64 + 28) + 1024 < 8192 < slopes[32768]  # one chunk: the measurement sees logits
