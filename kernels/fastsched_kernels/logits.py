@@ -44,7 +44,7 @@ def token_stats(
     sum_p2: bool = False,
 ) -> LogitStats:
     """Log-probability, entropy and exact KL of each row, for any loss in PyTorch on top; with `sum_p2` the sum of squared
-    probabilities too, at two more passes over the logits.
+    probabilities too, at three more passes over the logits.
 
     logits [R, V], target [R] int64 in [0, V), ref_logits [R, V] of the same dtype, temperature a scalar or [R].
     Raises ValueError or IndexError for shapes and targets that do not fit.
