@@ -9,6 +9,7 @@ from fastsched.assemble import Run
 from fastsched.data.rewards import RewardItem
 from fastsched.engines.rollout import measure_sync, require_sync
 from fastsched.engines.weights import layer_fingerprints
+from fastsched.learn.advantages import flat_groups
 from fastsched.types import Outcomes, Prompt, Response, Sampling, Selection
 
 SYNC_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}  # bf16 logits near 30 are 0.125 apart
@@ -55,12 +56,11 @@ def roll_out(run: Run, step: int) -> Rollouts:
     wanted, parts, taken = run.cfg.train.prompts_per_step, [], []
     for refill in range(1 + run.cfg.scheduler.refills):
         parts.append(_one_batch(run, step, refill))
-        taken.append(_signal(parts[-1].outcomes))
+        taken.append(~flat_groups(parts[-1].outcomes.rewards))
         if sum(t.sum() for t in taken) >= wanted:
             break
-    chosen = np.concatenate(taken)
-    rank = np.where(chosen, 0, 1).argsort(kind="stable")[:wanted] if len(parts) > 1 else np.arange(len(chosen))
-    return _merge(parts, np.sort(rank), run.learner.engine.rank, run.learner.engine.world_size)
+    chosen = np.sort(np.argsort(~np.concatenate(taken), kind="stable")[:wanted])
+    return _merge(parts, chosen, run.learner.engine.rank, run.learner.engine.world_size)
 
 
 def _one_batch(run: Run, step: int, refill: int) -> Rollouts:
@@ -74,12 +74,6 @@ def _one_batch(run: Run, step: int, refill: int) -> Rollouts:
         rewards, texts, _ = score(run, batch.prompts, responses)
         outcomes = gather_outcomes(run, selection, responses, rewards)
     return Rollouts(batch.prompts, responses, rewards, texts, outcomes, [*responses[0].prompt_ids, *responses[0].token_ids])
-
-
-def _signal(outcomes: Outcomes) -> np.ndarray:
-    """[P] bool: groups with two different finite rewards."""
-    finite = np.isfinite(outcomes.rewards)
-    return np.where(finite, outcomes.rewards, -np.inf).max(1) > np.where(finite, outcomes.rewards, np.inf).min(1)
 
 
 def _merge(parts: list[Rollouts], chosen: np.ndarray, rank: int, world: int) -> Rollouts:

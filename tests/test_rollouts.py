@@ -1,6 +1,6 @@
 import numpy as np
 
-from fastsched.rollouts import Rollouts, _merge, _signal
+from fastsched.rollouts import Rollouts, _merge
 from fastsched.types import Outcomes
 
 
@@ -11,12 +11,6 @@ def part(offset, rank, world, size=4, group=2):
     mine = [row for i, row in enumerate(rows.tolist()) if i % world == rank]
     replies = [f"{row}.{k}" for row in mine for k in range(group)]
     return Rollouts(mine, replies, rewards[rank::world], replies, Outcomes(rows, rows, rewards, counts, counts == 0), [offset])
-
-
-def test_groups_with_signal_have_two_different_finite_rewards():
-    rewards = np.array([[1, 0], [1, 1], [np.nan, 1], [np.nan, np.nan]], dtype=float)
-    counts = np.ones(rewards.shape, np.int64)
-    assert _signal(Outcomes(np.arange(4), np.arange(4), rewards, counts, counts == 0)).tolist() == [True, False, False, False]
 
 
 def test_every_chosen_group_is_trained_on_the_rank_that_rolled_it_out():
