@@ -25,6 +25,15 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Features:
+    """What the base policy says of every training row, computed once by `fastsched cluster`; arrays may be memory-mapped."""
+
+    cluster: np.ndarray  # [N] int32 cluster of the prompt, 0..C-1, clusters may be empty
+    difficulty: np.ndarray  # [N] float32 mean negative log-likelihood of the reference answer's tokens, nats
+    embedding: np.ndarray  # [N, D] float16, the prompt's projected hidden states, unit length
+
+
+@dataclass(frozen=True)
 class Selection:
     """The prompts of one step, decided by the scheduler, the same on every rank."""
 

@@ -5,7 +5,7 @@ A sampler has `weights` (those of its last draw), `draw(count, success) -> Selec
 P prompts.
 """
 
-from typing import Union
+from typing import Optional, Union
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from fastsched.control.deck import Deck
 from fastsched.control.greso import SkippingSampler
 from fastsched.control.mopps import PosteriorSampler
 from fastsched.control.window import Success, window_weights
-from fastsched.types import Outcomes, Selection
+from fastsched.types import Features, Outcomes, Selection
 
 BANDITS = {"sec": (sec_start, sec_weights, sec_observe), "adarft": (adarft_start, adarft_weights, adarft_observe)}
 
@@ -23,8 +23,9 @@ BANDITS = {"sec": (sec_start, sec_weights, sec_observe), "adarft": (adarft_start
 Sampler = Union["BinSampler", PosteriorSampler, SkippingSampler]
 
 
-def make_sampler(cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int) -> Sampler:
-    """The sampler of `scheduler.kind`; arguments as BinSampler's."""
+def make_sampler(cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
+                 features: Optional[Features] = None) -> Sampler:
+    """The sampler of `scheduler.kind`; arguments as BinSampler's, and `features` for the kinds that need them."""
     return {"mopps": PosteriorSampler, "greso": SkippingSampler}.get(cfg.kind, BinSampler)(cfg, bins, sizes, prompts, seed)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict
+from typing import Optional
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from fastsched.control.window import (
     reachable,
     unknown_success,
 )
-from fastsched.types import Knobs, Outcomes, Selection, Stats
+from fastsched.types import Features, Knobs, Outcomes, Selection, Stats
 
 STATE_VERSION = 2
 COEFFICIENT_RULES = {"rules": rules, "targets": targets, "constant": constant}
@@ -30,7 +31,8 @@ class Scheduler:
     Only `next_prompts` and `observe` change the state.
     """
 
-    def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, prompts_per_step: int, total_steps: int, seed: int):
+    def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, prompts_per_step: int, total_steps: int, seed: int,
+                 features: Optional[Features] = None):
         """bins: [N] integers, the difficulty bin of every dataset row; K = max + 1.
 
         ConfigError for data that cannot be scheduled: no rows, fewer rows than a batch, negative bins, fixed weights
@@ -50,7 +52,7 @@ class Scheduler:
         self.sizes = sizes
         self.success = unknown_success(len(sizes), cfg.r_threshold)
         self.coefficients = start_coefficients(cfg)
-        self.sampler = make_sampler(cfg, narrow, sizes, prompts_per_step, seed)
+        self.sampler = make_sampler(cfg, narrow, sizes, prompts_per_step, seed, features)
         self.said: list[str] = []
         self.waiting: list[str] = []
 

@@ -53,7 +53,7 @@ class OnePass(torch.autograd.Function):
     def forward(ctx, hidden, weight, bias, head, step, backward):
         need = [backward and x for x in ctx.needs_input_grad[:3]]
         with torch.autocast(hidden.device.type, enabled=False):
-            gradients = Gradients.of(hidden, weight, bias, need)
+            gradients = Gradients.of(hidden, weight, bias, need, head)
             parts, dropped = [], []
             for chunk, x, w in chunks(hidden, weight, bias, head):
                 out = step(chunk, any(need))
@@ -101,7 +101,7 @@ class Recompute(torch.autograd.Function):
         (hidden, weight, bias), state, head = ctx.saved_tensors[:3], RowState(*ctx.saved_tensors[3:]), ctx.head
         upstream = [torch.zeros_like(state.logp) if g is None else g.contiguous() for g in upstream[:3]]
         with torch.autocast(hidden.device.type, enabled=False):
-            gradients = Gradients.of(hidden, weight, bias, ctx.needs_input_grad[:3])
+            gradients = Gradients.of(hidden, weight, bias, ctx.needs_input_grad[:3], head)
             for c, x, w in chunks(hidden, weight, bias, head._replace(ref_target=False)):
                 part, coefficients = RowState(*(v[c.rows] for v in state)), Coefficients(*(g[c.rows] for g in upstream))
                 head.rows.row_dlogits_(c.logits, c.target, c.ref_logits, part, coefficients, c.temperature, head.softcap)
@@ -110,7 +110,10 @@ class Recompute(torch.autograd.Function):
 
 
 class Gradients(NamedTuple):
-    """dX in hidden's dtype, dW and db in fp32 (fp64 for fp64); what is not needed is None."""
+    """dX in hidden's dtype, dW and db in fp32 (fp64 for fp64); what is not needed is None.
+
+    A dW that is one product has nothing to accumulate and is in hidden's dtype at once.
+    """
 
     hidden: Optional[Tensor]
     weight: Optional[Tensor]
@@ -118,11 +121,12 @@ class Gradients(NamedTuple):
     dtypes: tuple
 
     @staticmethod
-    def of(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], need) -> "Gradients":
+    def of(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], need, head: Head) -> "Gradients":
         """Filled by the first chunk; zero where there is none."""
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         new = torch.empty if len(hidden) else torch.zeros
-        like = ((hidden, hidden.dtype), (weight, wide), (bias, wide))
+        one_product = len(hidden) <= head.chunk and weight.dtype == hidden.dtype and head.filter_eps == 0
+        like = ((hidden, hidden.dtype), (weight, hidden.dtype if one_product else wide), (bias, wide))
         tensors = (new(x.shape, dtype=d, device=x.device) if n else None for (x, d), n in zip(like, need, strict=True))
         return Gradients(*tensors, (hidden.dtype, weight.dtype, None if bias is None else bias.dtype))
 
@@ -158,7 +162,7 @@ def _finished(gradient: Optional[Tensor], upstream: Tensor, unit: bool, dtype: O
 def add_product_(total: Tensor, dz: Tensor, x: Tensor, first: bool) -> None:
     """total [V, H] += dz [C, V]^T x [C, H], accumulated in total's dtype; the first product overwrites it."""
     if dz.dtype == total.dtype:
-        torch.addmm(total, dz.t(), x, beta=0.0 if first else 1.0, out=total)
+        torch.mm(dz.t(), x, out=total) if first else torch.addmm(total, dz.t(), x, out=total)
     elif dz.is_cuda:
         torch.addmm(total, dz.t(), x, beta=0.0 if first else 1.0, out_dtype=total.dtype, out=total)
     else:
