@@ -80,5 +80,7 @@ def _head(cfg: Config, learner: Learner) -> str:
 
 
 def _learner(cfg: Config, run_dir: Path, model_path: Path) -> Learner:
+    require(torch.cuda.is_available() or cfg.model.attention != "flex_attention",
+            "model.attention: flex_attention has no backward pass on a CPU; use sdpa")
     torch.manual_seed(cfg.train.seed)
     return Learner(DeepSpeedLearner(load_policy(model_path, cfg.model), cfg.learner, cfg.model), cfg, run_dir)

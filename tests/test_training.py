@@ -80,9 +80,11 @@ def test_fused_and_reference_head_train_alike(fastsched, tmp_path):
             assert float(fused[name]) == pytest.approx(float(reference[name]), rel=1e-3, abs=1e-6), (name, fused["step"])
 
 
-def test_a_head_that_cannot_run_here_is_named(fastsched, tmp_path, random_model):
+def test_what_cannot_run_here_is_named(fastsched, tmp_path, random_model):
     done = fastsched(*small(random_model, tmp_path / "run", "--learner.head", "triton"))
     assert done.returncode == 2 and "learner.head: implementation='triton'" in done.stderr, done.stdout + done.stderr
+    done = fastsched(*small(random_model, tmp_path / "flex", "--model.attention", "flex_attention"))
+    assert done.returncode == 2 and "model.attention: flex_attention has no backward" in done.stderr, done.stdout + done.stderr
 
 
 def test_run_folder_and_console(fastsched, tmp_path, random_model):

