@@ -215,6 +215,7 @@ class Config:
         require(self.learner.zero_stage > 0 or self.model.dtype == "float32",
                 "learner.zero_stage: stage 0 keeps no fp32 master weights; with model.dtype=bfloat16 use stage 1 or more")
         require(not (self.learner.share_prompts and self.model.attention == "flash_attention_2"),
-                "learner.share_prompts: needs a block mask, which flash_attention_2 does not take; set it to false, or use sdpa or flex_attention")
+                "learner.share_prompts: needs a block mask, which flash_attention_2 does not take; set it to false, or model.attention "
+                "to sdpa or flex_attention")
         require(self.scheduler.kl.ceiling == 0 or self.learner.kl != "none",
                 "learner.kl: scheduler.kl may rise above 0, so an estimator is needed; set learner.kl or scheduler.kl.ceiling 0")

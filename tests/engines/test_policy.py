@@ -1,7 +1,6 @@
 """The policy as one module: masks of packed rows."""
 
 import numpy as np
-import pytest
 import torch
 
 from fastsched.config import ModelConfig
