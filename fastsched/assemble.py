@@ -67,7 +67,8 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
     with log.phase("starting the sampler"):
         rollout = open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed,
                                max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
-                               stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code))
+                               stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code),
+                               trust_remote_code=cfg.model.trust_remote_code)
     scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed)
     return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner)
 

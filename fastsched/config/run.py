@@ -31,6 +31,7 @@ class ModelConfig:
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
+    """Run Python code that comes with the model; learner, sampler and tokenizer all do, or none does."""
     warm_start_accuracy: float = 0.75
     """`builtin:tiny` only: supervised warm start ends when sampled one-digit accuracy reaches this."""
     shape: Optional[ModelShape] = None
