@@ -25,7 +25,7 @@ def why_stopped(error: RuntimeError) -> str:
     if isinstance(error, (NonFiniteLimit, SyncError, CheckpointError, Disagreement)):
         return str(error)
     if LOST.search(str(error)):
-        return (f"another rank ended or cannot be reached any more ({str(error).splitlines()[0]}); its own log-rankN.txt (log.txt: rank 0) "
+        return (f"another rank ended or cannot be reached any more ({_short(str(error).splitlines()[0], 160)}); its own log-rankN.txt (log.txt: rank 0) "
                 "says why. The checkpoints are untouched: continue with --resume")
     raise error
 
@@ -44,8 +44,8 @@ def require_agreement(engine, knobs: Knobs, outcomes: Outcomes, step: int) -> No
                                    "rank must see the same data, configuration and code. Resume from the last checkpoint once they do")
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _short(text: str, width: int = 80) -> str:
+    return text if len(text) <= width else f"{text[:width - 3]}..."
 
 
 class Stop:
