@@ -229,7 +229,8 @@ def write_table(work: Path, done: list[Outcome]) -> None:
     on = json.loads((work / "environment.json").read_text())
     head = {"date": on["started"][:10], "cpu": on["cpu"], "cores": on["cores"], "memory_gb": on["memory_gb"], "git": on["git"]}
     cell = lambda text: text.replace("|", "\\|").replace("\n", " ").replace(str(ROOT) + "/", "")
-    lines = [f"{head['date']}, {head['cpu']}, {head['cores']} cores, {head['memory_gb']} GB, commit {(on['git'] or {}).get('commit', '?')[:12]}; "
+    commit = (on["git"] or {}).get("commit", "unknown")[:12]
+    lines = [f"{head['date']}, {head['cpu']}, {head['cores']} cores, {head['memory_gb']} GB, commit {commit}; "
              "`python -m bench.faults`: tiny-cpu, 12 steps, a checkpoint after each.", "",
              "| fault | what the user saw | what was lost | seconds |", "|---|---|---|---|"]
     lines += [f"| {cell(o.fault)} | {cell(o.saw)} | {cell(o.lost)} | {o.seconds:.0f} |" for o in done]

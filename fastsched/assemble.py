@@ -1,9 +1,11 @@
 """Configuration -> the parts of a run, wired to one another. The only module that knows all rooms."""
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+import numpy as np
 import torch
 from fastsched_kernels import implementation
 
@@ -46,6 +48,7 @@ class Run:
 def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> Run:
     """Build every part; each says in the log what it is doing. Raises ConfigError for what cannot run."""
     init_distributed()
+    random.seed(cfg.train.seed), np.random.seed(cfg.train.seed)  # nothing here draws from them; what a library draws repeats
     if not torch.cuda.is_available():
         log.note(f"device: CPU, {torch.get_num_threads()} threads, world size {torch.distributed.get_world_size()}")
     world = torch.distributed.get_world_size()

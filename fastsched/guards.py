@@ -25,8 +25,8 @@ def why_stopped(error: RuntimeError) -> str:
     if isinstance(error, (NonFiniteLimit, SyncError, CheckpointError, Disagreement)):
         return str(error)
     if LOST.search(str(error)):
-        return (f"another rank ended or cannot be reached any more ({_short(str(error).splitlines()[0], 160)}); its own log-rankN.txt (log.txt: rank 0) "
-                "says why. The checkpoints are untouched: continue with --resume")
+        return (f"another rank ended or cannot be reached any more ({_short(str(error).splitlines()[0], 160)}); its own log-rankN.txt "
+                "(log.txt: rank 0) says why. The checkpoints are untouched: continue with --resume")
     raise error
 
 

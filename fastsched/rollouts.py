@@ -137,8 +137,8 @@ def _load_weights(run: Run, version: int) -> None:
     except (SyncError, ConfigError):
         raise
     except (RuntimeError, ValueError, LookupError, AssertionError, OSError) as error:
-        raise SyncError(f"weight sync, version {version}: the sampler failed at {sent[-1]} ({type(error).__name__}: {error}); what it holds "
-                        "now is unusable, the learner and its checkpoints are not touched: continue with --resume") from error
+        raise SyncError(f"weight sync, version {version}: the sampler failed at {sent[-1]} ({type(error).__name__}: {error}); what it "
+                        "holds now is unusable, the learner and its checkpoints are not touched: continue with --resume") from error
 
 
 def sample_rows(prompts: Sequence[Prompt], responses: Sequence[Response], rewards: np.ndarray, texts: Sequence[str]) -> list[dict]:

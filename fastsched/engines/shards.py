@@ -31,7 +31,7 @@ class Fragment(NamedTuple):
 def write_shards(path: Path, state: Mapping[str, Sequence[torch.Tensor]], layout: Sequence[Fragment], step: float) -> None:
     """One rank's shards. `state`: kind -> fp32 shards in the order of `layout`; `step`: updates that AdamW has counted."""
     tensors = {f"{kind}.{i}": shard.detach().contiguous() for kind, shards in state.items() for i, shard in enumerate(shards)}
-    save_file(tensors, path, metadata={"layout": json.dumps(layout), "step": repr(float(step))})
+    save_file(tensors, path, metadata={"shards": json.dumps({"step": float(step), "layout": layout})})  # of two keys the order varies
 
 
 class ShardReader:
@@ -44,10 +44,11 @@ class ShardReader:
         if not self._files:
             raise ConfigError(f"--resume: {folder} holds no shards-*.safetensors; it is no checkpoint of this version")
         self.ranks = len(self._files)
-        self.step = float(self._files[0].metadata()["step"])
+        described = [json.loads(file.metadata()["shards"]) for file in self._files]
+        self.step = described[0]["step"]
         self._pieces: dict[str, list] = defaultdict(list)
-        for file in self._files:
-            for fragment in json.loads(file.metadata()["layout"]):
+        for file, description in zip(self._files, described, strict=True):
+            for fragment in description["layout"]:
                 piece = Fragment(*fragment)
                 self._pieces[piece.name].append((file, piece))
 
