@@ -27,7 +27,7 @@ STEPS = 12
 PARTS = ("learn", "sync", "save", "log", "rollout")  # where kill -9 strikes, in turn: step 1 in learn, step 2 in sync, ...
 CLOCKS = ("t_", "tokens_per_s", "peak_mem_gb")
 OPTIONS = ("train", "--preset", "tiny-cpu", "--rollout.engine", "transformers", "--data.size", "400", "--data.eval_per_bin", "4",
-           "--train.prompts_per_step", "8", "--rollout.responses", "4", "--learner.micro_batch_tokens", "128",
+           "--train.prompts_per_step", "8", "--rollout.responses", "4", "--learner.micro_batch_tokens", "64",
            "--train.checkpoint_every", "1", "--train.eval_every", "4", "--log.plots", "false", "--log.tensorboard", "false")
 LIMIT_S = 600
 
