@@ -1,9 +1,11 @@
 """Configuration -> the parts of a run, wired to one another. The only module that knows all rooms."""
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+import numpy as np
 import torch
 from fastsched_kernels import implementation
 
@@ -46,6 +48,7 @@ class Run:
 def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> Run:
     """Build every part; each says in the log what it is doing. Raises ConfigError for what cannot run."""
     init_distributed()
+    random.seed(cfg.train.seed), np.random.seed(cfg.train.seed)  # nothing here draws from them; what a library draws repeats
     if not torch.cuda.is_available():
         log.note(f"device: CPU, {torch.get_num_threads()} threads, world size {torch.distributed.get_world_size()}")
     world = torch.distributed.get_world_size()
@@ -67,7 +70,8 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
     with log.phase("starting the sampler"):
         rollout = open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed,
                                max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
-                               stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code))
+                               stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code),
+                               trust_remote_code=cfg.model.trust_remote_code)
     scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed)
     return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner)
 

@@ -1,34 +1,44 @@
-"""Checkpoints: written beside, renamed, and marked complete last; the newest complete one is resumed.
+"""Checkpoints: written beside, marked complete, renamed; the newest one whose every byte is as written is resumed.
 
-runs/NAME/checkpoints/step-N/ holds the learner's files, `state.json` (loop, scheduler, random generators) and `COMPLETE`.
+runs/NAME/checkpoints/step-N/ holds the learner's files, `state.json` (loop, scheduler, random generators) and `COMPLETE`, which
+lists every other file with its size and checksum. Nothing in it is pickled.
 """
 
+import contextlib
 import json
+import os
 import random
 import shutil
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Callable, Optional, Protocol
 
 import numpy as np
 import torch
+import xxhash
 
 from fastsched.config import ConfigError
 
 MARKER = "COMPLETE"
-VERSION = 1
+VERSION = 2
+BLOCK = 1 << 24  # bytes read at a time
 
 
 class Saver(Protocol):
     rank: int
+    world_size: int
 
     def save(self, folder: Path) -> None: ...
-    def load(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> int: ...
     def barrier(self) -> None: ...
     def all_gather(self, value: object) -> list: ...
 
 
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written. Exit code 3; the ones before it are untouched."""
+
+
 def checkpoints(run_dir: Path) -> list[Path]:
-    """Complete checkpoints, oldest first, by step number."""
+    """Marked checkpoints, oldest first, by step number."""
     found = (run_dir / "checkpoints").glob(f"step-*/{MARKER}")
     return sorted((p.parent for p in found), key=step_of)
 
@@ -37,31 +47,122 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def save_checkpoint(run_dir: Path, step: int, learner: Saver, state: dict[str, Any], keep: int) -> Path:
-    """Write step-N atomically and delete all but the last `keep`; every rank calls it.
+def save_checkpoint(run_dir: Path, step: int, learner: Saver, state: dict[str, Any], keep: int, score: Optional[float] = None) -> Path:
+    """Write step-N atomically and delete all but the last `keep` and the best; every rank calls it.
 
     Args:
         state: JSON-able; floats round-trip bit for bit.
+        score: what the best checkpoint has most of; without one it is never kept as the best.
+
+    Raises CheckpointError on every rank when one of them could not write.
     """
     final = run_dir / "checkpoints" / f"step-{step}"
     partial = final.with_name(f".partial-step-{step}")
     if learner.rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    learner.barrier()
-    learner.save(partial)
+    _all_write(learner, partial, lambda: partial.mkdir(parents=True, exist_ok=True))
+    _all_write(learner, partial, lambda: learner.save(partial))
     generators = learner.all_gather(_generators())
+    body = json.dumps({"version": VERSION, "step": step, "generators": generators, **state})
+    _all_write(learner, partial, lambda: learner.rank or (partial / "state.json").write_text(body))
+    names = learner.all_gather(sorted(path.name for path in partial.iterdir()) if learner.rank == 0 else [])[0]
+    digests: dict[str, list] = {}
+    mine = names[learner.rank::learner.world_size]
+    _all_write(learner, partial, lambda: digests.update({name: _digest(partial / name, sync=True) for name in mine}))
+    listed = {name: entry for part in learner.all_gather(digests) for name, entry in part.items()}
+    marker = {"version": VERSION, "step": step, "ranks": learner.world_size, "score": score, "files": dict(sorted(listed.items()))}
+    _all_write(learner, partial, lambda: learner.rank or _publish(partial, final, marker))
     if learner.rank == 0:
-        body = {"version": VERSION, "step": step, "generators": generators, **state}
-        (partial / "state.json").write_text(json.dumps(body))
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        (final / MARKER).touch()
-        for old in checkpoints(run_dir)[:-keep]:
-            (old / MARKER).unlink()
-            shutil.rmtree(old)
+        _prune(run_dir, keep)
     learner.barrier()
     return final
+
+
+def _all_write(learner: Saver, partial: Path, write: Callable[[], object]) -> None:
+    """Run `write` on every rank; all of them raise when one failed. Rank 0 removes what was written so far."""
+    problem = ""
+    try:
+        write()
+    except OSError as error:
+        problem = f"rank {learner.rank}: {error}"
+    problems = [p for p in learner.all_gather(problem) if p]
+    if problems:
+        if learner.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(f"checkpoint {partial.name.removeprefix('.partial-')} could not be written ({problems[0]}); the ones before "
+                              "it are untouched. Make room or mend the disk, then continue with --resume")
+
+
+def _publish(partial: Path, final: Path, marker: dict) -> None:
+    """The marker last, then one rename; a checkpoint of the same name, damaged or of a run before, makes way only then."""
+    with (partial / MARKER).open("w") as file:
+        file.write(json.dumps(marker, indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    old = final.with_name(f".old-{final.name}")
+    if final.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+    partial.rename(final)
+    folder = os.open(final.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def _prune(run_dir: Path, keep: int) -> None:
+    """Delete all but the last `keep` marked checkpoints and the best, and whatever was never completed."""
+    marked = checkpoints(run_dir)
+    best = best_checkpoint(run_dir)
+    for old in marked[:-keep]:
+        if old != best:
+            (old / MARKER).unlink()
+    for folder in (run_dir / "checkpoints").iterdir():
+        if folder.name.startswith((".partial-", ".old-", "step-")) and (folder.name[0] == "." or not (folder / MARKER).exists()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def best_checkpoint(run_dir: Path) -> Optional[Path]:
+    """The marked checkpoint with the highest score, the later one of equals; None where none has a score."""
+    scored = [(folder, _marker(folder).get("score")) for folder in checkpoints(run_dir)]
+    return max(((score, step_of(folder), folder) for folder, score in scored if score is not None), default=(0, 0, None))[2]
+
+
+def newest_intact(run_dir: Path, say: Callable[[str], None]) -> Optional[Path]:
+    """The newest checkpoint that is as it was written; `say` hears of every newer one that is not."""
+    for folder in reversed(checkpoints(run_dir)):
+        problem = damage(folder)
+        if not problem:
+            return folder
+        say(f"checkpoint {folder.name} is damaged ({problem}); the one before it is used")
+    return None
+
+
+def damage(folder: Path, *, checksums: bool = True) -> str:
+    """What differs from what the marker lists: a missing file, a size, a checksum; empty when nothing does."""
+    marker = _marker(folder)
+    if not isinstance(marker.get("files"), dict):
+        return f"{MARKER} lists no files: torn, or of an earlier version"
+    for name, (size, checksum) in marker["files"].items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes, {size} were written"
+        if checksums and _digest(path) != [size, checksum]:
+            return f"{name} has another checksum than was written"
+    return ""
+
+
+def agree_on(folder: Optional[Path], learner: Saver) -> Optional[Path]:
+    """Rank 0's checkpoint, once every rank has seen all its files; raises ConfigError on all of them when one has not."""
+    chosen = learner.all_gather(folder)[0]
+    if chosen is None:
+        return None
+    found = learner.all_gather(damage(chosen, checksums=False))
+    for rank, problem in enumerate(found):
+        if problem:
+            raise ConfigError(f"--resume: rank {rank} does not see {chosen} as rank 0 does ({problem}); the run folder must be shared")
+    return chosen
 
 
 def load_state(folder: Path) -> dict[str, Any]:
@@ -72,12 +173,30 @@ def load_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def restore(folder: Path, learner: Saver) -> dict[str, Any]:
-    """Load the learner and this rank's random generators from `folder`; returns its state."""
+def restore(folder: Path, learner: Saver) -> tuple[dict[str, Any], int]:
+    """Load the learner and this rank's random generators from `folder`; returns its state and the rank count that wrote it."""
     state = load_state(folder)
-    learner.load(folder)
-    _set_generators(state["generators"][learner.rank])
-    return state
+    ranks = learner.load(folder)
+    _set_generators(state["generators"][learner.rank % len(state["generators"])])
+    return state, ranks
+
+
+def _marker(folder: Path) -> dict:
+    with contextlib.suppress(json.JSONDecodeError, FileNotFoundError, UnicodeDecodeError):
+        marker = json.loads((folder / MARKER).read_text())
+        return marker if isinstance(marker, dict) else {}
+    return {}
+
+
+def _digest(path: Path, *, sync: bool = False) -> list:
+    """[size in bytes, xxh3_128]; with `sync` the file reaches the disk first."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        while block := file.read(BLOCK):
+            digest.update(block)
+        return [file.tell(), digest.hexdigest()]
 
 
 def _generators() -> dict[str, Any]:

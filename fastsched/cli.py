@@ -69,10 +69,11 @@ def _eval(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="fastsched eval", description="Greedy held-out accuracy by bin of a run's last checkpoint.")
     parser.add_argument("run", type=Path)
     parser.add_argument("--average", action="store_true", help="the averaged policy instead of the policy")
+    parser.add_argument("--best", action="store_true", help="the best checkpoint (train.keep_best) instead of the last")
     own = parser.parse_args(arguments)
     from fastsched.commands import evaluate_run
 
-    return evaluate_run(own.run, average=own.average)
+    return evaluate_run(own.run, average=own.average, best=own.best)
 
 
 def _report(arguments: list[str]) -> int:
@@ -91,11 +92,13 @@ def _export(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="fastsched export", description="Write the trained model in Hugging Face layout (safetensors).")
     parser.add_argument("run", type=Path)
     parser.add_argument("--average", action="store_true", help="the averaged policy instead of the policy")
+    parser.add_argument("--best", action="store_true", help="the best checkpoint (train.keep_best) instead of the last")
     parser.add_argument("--out", type=Path, help="default: RUN/export or RUN/export-average")
     own = parser.parse_args(arguments)
     from fastsched.commands import export_run
 
-    print(export_run(own.run, own.out or own.run / ("export-average" if own.average else "export"), average=own.average))
+    out = own.out or own.run / ("export-average" if own.average else "export")
+    print(export_run(own.run, out, average=own.average, best=own.best))
     return DONE
 
 

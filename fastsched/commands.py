@@ -1,30 +1,46 @@
 """What the commands do, below argument parsing: train with its log and report, eval, export."""
 
+import errno
 import os
 import shutil
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from fastsched.arguments import changed_keys, parse_config
-from fastsched.checkpoint import checkpoints, step_of
+from fastsched.checkpoint import best_checkpoint, damage, newest_intact, step_of
 from fastsched.config import Config, ConfigError
 from fastsched.log import RunLog
 
-INTERRUPTED = 130
+GUARD, INTERRUPTED = 3, 130
+DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a file grew beyond its limit",
+        errno.EROFS: "the disk became read-only", errno.EIO: "the disk failed"}
 
 
 def train(cfg: Config, run_dir: Path, *, resume: bool) -> int:
     """Train and write the report; the last console line is its path. Returns the exit code."""
+    try:
+        return _train(cfg, run_dir, resume=resume)
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        print(f"fastsched: {DISK[error.errno]} ({error}); the checkpoints below {run_dir / 'checkpoints'} are untouched. Make room, then "
+              "continue with --resume", file=sys.stderr)
+        return GUARD
+
+
+def _train(cfg: Config, run_dir: Path, *, resume: bool) -> int:
     is_main = int(os.environ.get("RANK", 0)) == 0
-    checkpoint = _resume_point(run_dir) if resume else None
+    damaged: list[str] = []
+    checkpoint = _resume_point(run_dir, damaged.append) if resume and is_main else None
     if not resume and (run_dir / "metrics.csv").exists():
         raise ConfigError(f"{run_dir} already holds a run: use --resume to continue it, or another --run_dir")
     resume_step = (step_of(checkpoint) if checkpoint else 0) if resume else None
     with RunLog(run_dir, cfg.log, cfg.train.steps, resume_step=resume_step, is_main=is_main, window=cfg.scheduler.window) as log:
         log.capture_output()
         if resume:
-            _say_what_resumes(log, cfg, run_dir, checkpoint)
+            _say_what_resumes(log, cfg, run_dir, checkpoint, damaged)
         try:
             from fastsched.train import run_training
 
@@ -52,15 +68,17 @@ def _finish(log: RunLog, cfg: Config, run_dir: Path) -> None:
             log.note(str(write_report([run_dir], run_dir / "report.html")))
 
 
-def _resume_point(run_dir: Path) -> Path | None:
+def _resume_point(run_dir: Path, say) -> Path | None:
+    """The newest intact checkpoint; `say` hears of newer ones that are damaged."""
     if not (run_dir / "config.yaml").exists():
         raise ConfigError(f"--resume: {run_dir} holds no run; start one without --resume")
-    found = checkpoints(run_dir)
-    return found[-1] if found else None
+    return newest_intact(run_dir, say)
 
 
-def _say_what_resumes(log: RunLog, cfg: Config, run_dir: Path, checkpoint: Path | None) -> None:
-    if checkpoint is None:
+def _say_what_resumes(log: RunLog, cfg: Config, run_dir: Path, checkpoint: Path | None, damaged: list[str]) -> None:
+    for line in damaged:
+        log.warn(line)
+    if checkpoint is None and log.is_main:
         log.warn(f"--resume: no complete checkpoint below {run_dir / 'checkpoints'}; starting again from step 1")
     for partial in (run_dir / "checkpoints").glob(".partial-*"):
         log.warn(f"{partial.name} was never completed and is ignored")
@@ -68,35 +86,53 @@ def _say_what_resumes(log: RunLog, cfg: Config, run_dir: Path, checkpoint: Path 
         log.warn(f"--resume: {change}")
 
 
-def _last_checkpoint(run_dir: Path, command: str) -> Path:
-    checkpoint = _resume_point(run_dir)
+def _checkpoint_for(run_dir: Path, command: str, *, best: bool) -> Path:
+    """The newest intact checkpoint, or the best one by train.keep_best."""
+    say = lambda line: print(f"fastsched {command}: {line}", file=sys.stderr)
+    newest = _resume_point(run_dir, say)
+    checkpoint = best_checkpoint(run_dir) if best else newest
     if checkpoint is None:
-        raise ConfigError(f"fastsched {command}: no complete checkpoint below {run_dir / 'checkpoints'}")
+        what = "scored checkpoint (train.keep_best, train.eval_every)" if best else "complete checkpoint"
+        raise ConfigError(f"fastsched {command}: no {what} below {run_dir / 'checkpoints'}")
+    if best and (problem := damage(checkpoint)):
+        raise ConfigError(f"fastsched {command}: the best checkpoint, {checkpoint.name}, is damaged ({problem}); leave out --best")
     return checkpoint
 
 
-def export_run(run_dir: Path, out: Path, *, average: bool) -> Path:
-    """Write the last checkpoint's policy, or its average, in Hugging Face layout; transformers and vLLM load the folder."""
-    checkpoint = _last_checkpoint(run_dir, "export")
+def export_run(run_dir: Path, out: Path, *, average: bool, best: bool = False) -> Path:
+    """Write the last (`best`: the best) checkpoint's policy, or its average, as a folder that transformers and vLLM load."""
+    checkpoint = _checkpoint_for(run_dir, "export", best=best)
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"--out: {out} is not empty")
     from fastsched.prepare import prepare_model
 
-    model_path = prepare_model(parse_config(["--config", str(run_dir / "config.yaml")]))
+    cfg = parse_config(["--config", str(run_dir / "config.yaml")])
+    model_path = prepare_model(cfg)
     out.mkdir(parents=True, exist_ok=True)
     for file in model_path.iterdir():
         if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt") and file.name != "model.safetensors.index.json":
             shutil.copy(file, out)
-    shutil.copy(checkpoint / f"{'average' if average else 'policy'}.safetensors", out / "model.safetensors")
+    if average:
+        _write_average(checkpoint / "average.safetensors", out / "model.safetensors", cfg.model.dtype)
+    else:
+        shutil.copy(checkpoint / "policy.safetensors", out / "model.safetensors")
     return out
 
 
-def evaluate_run(run_dir: Path, *, average: bool) -> int:
-    """Greedy held-out accuracy of the last checkpoint, printed by bin; nothing in the run folder changes."""
+def _write_average(source: Path, target: Path, dtype: str) -> None:
+    """The averaged policy, fp32 in a checkpoint, in the model's dtype."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: w.to(getattr(torch, dtype)) for name, w in load_file(source).items()}, target, metadata={"format": "pt"})
+
+
+def evaluate_run(run_dir: Path, *, average: bool, best: bool = False) -> int:
+    """Greedy held-out accuracy of the last (`best`: the best) checkpoint, printed by bin; nothing in the run folder changes."""
     cfg = parse_config(["--config", str(run_dir / "config.yaml")]) if (run_dir / "config.yaml").exists() else Config()
-    step = step_of(_last_checkpoint(run_dir, "eval"))
+    step = step_of(_checkpoint_for(run_dir, "eval", best=best))
     with tempfile.TemporaryDirectory() as folder:
-        model = export_run(run_dir, Path(folder) / "model", average=average)
+        model = export_run(run_dir, Path(folder) / "model", average=average, best=best)
         cfg = replace(cfg, model=replace(cfg.model, name=str(model)), log=replace(cfg.log, tensorboard=False, wandb=False))
         with RunLog(Path(folder) / "log", cfg.log, cfg.train.steps) as log:
             log.capture_output()

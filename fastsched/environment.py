@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -38,6 +39,9 @@ def peak_memory_gb() -> float:
 
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would start at the peak of whoever started this process
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) * 1024 / 1e9
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts KiB on Linux, bytes on macOS
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 

@@ -7,8 +7,8 @@ from fastsched.rollouts import score
 from fastsched.types import Sampling
 
 
-def evaluate(run: Run, step: int) -> dict[str, float]:
-    """Accuracy by bin label on all held-out prompts, split over the ranks; written to the log."""
+def evaluate(run: Run, step: int) -> float:
+    """Accuracy on all held-out prompts, split over the ranks and written to the log by bin label; returns it over all of them."""
     rank, world = (run.learner.engine.rank, run.learner.engine.world_size) if run.learner else (0, 1)
     prompts = [run.heldout.prompt(i) for i in range(rank, len(run.heldout), world)]
     sampling = Sampling(1, run.cfg.rollout.max_new_tokens, temperature=0.0)
@@ -22,7 +22,7 @@ def evaluate(run: Run, step: int) -> dict[str, float]:
     labels = bin_labels(run, bins)
     accuracy = {labels[b]: right[b] / total[b] for b in range(bins) if total[b]}
     run.log.evaluation(step, accuracy, {labels[b]: int(total[b]) for b in range(bins) if total[b]})
-    return accuracy
+    return float(right.sum() / total.sum())
 
 
 def bin_labels(run: Run, bins: int) -> list[str]:

@@ -6,9 +6,10 @@ from typing import Sequence
 import numpy as np
 
 from fastsched.assemble import Run
+from fastsched.config import ConfigError
 from fastsched.data.rewards import RewardItem
 from fastsched.engines.rollout import measure_sync, require_sync
-from fastsched.engines.weights import layer_fingerprints
+from fastsched.engines.weights import SyncError, layer_fingerprints
 from fastsched.learn.advantages import flat_groups
 from fastsched.types import Outcomes, Prompt, Response, Sampling, Selection
 
@@ -114,12 +115,30 @@ def gather_outcomes(run: Run, selection: Selection, responses: Sequence[Response
 def sync(run: Run, version: int, token_ids: Sequence[int]) -> None:
     """Give the sampler the learner's weights and compare both on `token_ids`; raises SyncError on every rank alike."""
     engine, tolerance = run.learner.engine, run.cfg.rollout.sync_tolerance
-    run.rollout.load_weights(engine.named_weights(), version)
+    _load_weights(run, version)
     check = measure_sync(run.rollout, token_ids, run.learner.logp(token_ids))
     worst = type(check)(*engine.all_reduce(np.array(check), op="max").tolist())
     if tolerance is None:
         tolerance = max(SYNC_TOLERANCE[str(run.rollout.dtype).removeprefix("torch.")], SYNC_TOLERANCE[run.cfg.model.dtype])
     require_sync(run.rollout, worst, tolerance, version, lambda: layer_fingerprints(engine.named_weights(), run.rollout.dtype))
+
+
+def _load_weights(run: Run, version: int) -> None:
+    """Whatever the sampler raises half way becomes a SyncError that names the parameter."""
+    sent = ["nothing"]
+
+    def named():
+        for name, weight in run.learner.engine.named_weights():
+            sent.append(name)
+            yield name, weight
+
+    try:
+        run.rollout.load_weights(named(), version)
+    except (SyncError, ConfigError):
+        raise
+    except (RuntimeError, ValueError, LookupError, AssertionError, OSError) as error:
+        raise SyncError(f"weight sync, version {version}: the sampler failed at {sent[-1]} ({type(error).__name__}: {error}); what it "
+                        "holds now is unusable, the learner and its checkpoints are not touched: continue with --resume") from error
 
 
 def sample_rows(prompts: Sequence[Prompt], responses: Sequence[Response], rewards: np.ndarray, texts: Sequence[str]) -> list[dict]:

@@ -1,6 +1,5 @@
 """The loop: prompts -> rollouts -> rewards -> update -> sync -> observe -> log, and what stands around it."""
 
-import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -8,16 +7,13 @@ import numpy as np
 
 from fastsched.arguments import config_to_yaml
 from fastsched.assemble import Run, assemble
-from fastsched.checkpoint import restore, save_checkpoint
+from fastsched.checkpoint import agree_on, restore, save_checkpoint
 from fastsched.config import Config
-from fastsched.engines.weights import SyncError
 from fastsched.evaluate import evaluate
-from fastsched.learn.learner import NonFiniteLimit
+from fastsched.guards import GUARD, Stop, require_agreement, why_stopped
 from fastsched.log import write_config, write_environment
 from fastsched.rollouts import roll_out, sample_rows, sync
 from fastsched.types import Knobs, Outcomes, Stats
-
-DONE, GUARD, INTERRUPTED = 0, 3, 130
 
 
 @dataclass
@@ -28,6 +24,7 @@ class Progress:
     tokens_total: int = 0
     prompts_total: int = 0
     flat_in_row: int = 0
+    accuracy: float | None = None  # held out, when this step was evaluated
 
 
 def run_training(cfg: Config, run_dir: Path, log, checkpoint: Path | None) -> int:
@@ -35,10 +32,10 @@ def run_training(cfg: Config, run_dir: Path, log, checkpoint: Path | None) -> in
     run = assemble(cfg, run_dir, log)
     try:
         progress = _start(run, checkpoint)
-        stopped = _Stop()
+        stopped = Stop()
         while progress.step < cfg.train.steps and not stopped.reason:
             _step(run, progress)
-            stopped.check(run, progress)
+            stopped.check(run, progress.flat_in_row)
             if stopped.reason or _due(progress.step, cfg.train.checkpoint_every) or progress.step == cfg.train.steps:
                 _save(run, progress)
         if stopped.reason:
@@ -46,22 +43,24 @@ def run_training(cfg: Config, run_dir: Path, log, checkpoint: Path | None) -> in
         elif cfg.train.eval_at_ends and not _due(progress.step, cfg.train.eval_every):
             evaluate(run, progress.step)
         return stopped.code
-    except (NonFiniteLimit, SyncError) as error:
-        log.warn(str(error))
+    except RuntimeError as error:
+        log.warn(why_stopped(error))
         return GUARD
     finally:
         run.close()
 
 
 def _start(run: Run, checkpoint: Path | None) -> Progress:
-    progress = Progress()
+    progress, checkpoint = Progress(), agree_on(checkpoint, run.learner.engine)
     if checkpoint:
-        state = restore(checkpoint, run.learner.engine)
+        state, ranks = restore(checkpoint, run.learner.engine)
         progress = Progress(**state["progress"])
         run.scheduler.load_state_dict(state["scheduler"])
         run.learner.skipped_in_row = state["skipped_in_row"]
         run.log.note(f"resumed {checkpoint.name}: model, optimizer, averaged policy, scheduler, sampler position, random generators; "
                      f"next is step {progress.step + 1}")
+        if ranks != run.learner.engine.world_size:
+            run.log.note(f"written by {ranks} ranks, resumed by {run.learner.engine.world_size}: equal up to rounding from here on")
     elif run.learner.engine.rank == 0:
         write_config(run.run_dir, config_to_yaml(run.cfg))
         write_environment(run.run_dir)
@@ -77,15 +76,17 @@ def _step(run: Run, progress: Progress) -> None:
     cfg, log, step = run.cfg, run.log, progress.step + 1
     rolled = roll_out(run, step)
     knobs = run.scheduler.knobs()
+    require_agreement(run.learner.engine, knobs, rolled.outcomes, step)
     with log.phase("learn"):
         stats = run.learner.update(rolled.responses, rolled.rewards, knobs, step)
     with log.phase("sync"):
         sync(run, step, rolled.probe)
     with log.phase("control"):
         run.scheduler.observe(rolled.outcomes, stats)
+    progress.accuracy = None
     if _due(step, cfg.train.eval_every):
         with log.phase("evaluation"):
-            evaluate(run, step)
+            progress.accuracy = evaluate(run, step)
     progress.step = step
     progress.tokens_total += int(rolled.outcomes.lengths.sum())
     progress.prompts_total += len(rolled.outcomes.rows)
@@ -117,28 +118,9 @@ def _row(run: Run, progress: Progress, knobs: Knobs, stats: Stats, outcomes: Out
 def _save(run: Run, progress: Progress) -> None:
     with run.log.phase("checkpoint"):
         state = {"progress": asdict(progress), "scheduler": run.scheduler.state_dict(), "skipped_in_row": run.learner.skipped_in_row}
-        save_checkpoint(run.run_dir, progress.step, run.learner.engine, state, run.cfg.train.keep_checkpoints)
+        score = {"none": None, "accuracy": progress.accuracy, "success": run.scheduler.success.ema}[run.cfg.train.keep_best]
+        save_checkpoint(run.run_dir, progress.step, run.learner.engine, state, run.cfg.train.keep_checkpoints, score)
 
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-class _Stop:
-    """Interrupts and guards, agreed by all ranks at the end of a step."""
-
-    def __init__(self):
-        self.code, self.reason, self._signal = DONE, "", 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._interrupt)
-
-    def _interrupt(self, number: int, frame) -> None:
-        self._signal = number
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait for the step to end
-
-    def check(self, run: Run, progress: Progress) -> None:
-        if run.learner.engine.all_reduce(np.array([float(self._signal)]), op="max")[0]:
-            self.code, self.reason = INTERRUPTED, "interrupted"
-        elif progress.flat_in_row >= run.cfg.train.no_signal_limit:
-            self.code, self.reason = GUARD, (f"no signal: in {progress.flat_in_row} steps in a row every group had equal rewards "
-                                             "(train.no_signal_limit); the task is too easy, too hard, or the reward is constant")

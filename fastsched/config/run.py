@@ -33,6 +33,7 @@ class ModelConfig:
     takes no shared prompts."""
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
+    """Run Python code that comes with the model; learner, sampler and tokenizer all do, or none does."""
     warm_start_accuracy: float = 0.75
     """`builtin:tiny` only: supervised warm start ends when sampled one-digit accuracy reaches this."""
     shape: Optional[ModelShape] = None
@@ -184,12 +185,18 @@ class TrainConfig:
     checkpoint_every: int = 0
     """0 writes one checkpoint, at the end (and on interruption)."""
     keep_checkpoints: int = 2
+    """The last this many checkpoints are kept."""
+    keep_best: Literal["none", "accuracy", "success"] = "none"
+    """Also keep the best checkpoint, for `--best` of eval and export: of those at evaluated steps the one with the highest held-out
+    accuracy (all prompts alike, greedy), or of all the one with the highest success average."""
     no_signal_limit: int = 100
     """Steps in a row with only flat groups and neither entropy nor KL term, after which the run stops with exit code 3."""
 
     def __post_init__(self):
         require(self.steps >= 1 and self.prompts_per_step >= 1, "train: steps and prompts_per_step must be positive")
         require(self.keep_checkpoints >= 1, "train.keep_checkpoints: must be at least 1")
+        require(self.keep_best != "accuracy" or self.eval_every > 0,
+                "train.keep_best: held-out accuracy is known at evaluated steps only; set train.eval_every")
 
 
 @dataclass(frozen=True)

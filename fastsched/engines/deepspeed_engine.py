@@ -2,6 +2,7 @@
 
 import copy
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple, Optional
 
@@ -10,12 +11,14 @@ import numpy as np
 import torch
 from deepspeed import comm
 from fastsched_kernels.averaging import ema_and_drift_
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import nn
 
-from fastsched.config import ConfigError, LearnerConfig, ModelConfig
+from fastsched.config import LearnerConfig, ModelConfig
 from fastsched.engines.master import MasterShards
 from fastsched.engines.policy import Policy, weight_names
+from fastsched.engines.shards import KINDS, ShardReader, write_shards
 from fastsched.types import Head, MicroBatch
 
 
@@ -176,31 +179,47 @@ class DeepSpeedLearner:
             comm.barrier()
 
     def save(self, folder: Path) -> None:
-        """Model, optimizer and average of this rank below `folder`; every rank calls it.
+        """This rank's master weights, optimizer and average below `folder`; every rank calls it.
 
-        policy.safetensors and average.safetensors hold the full weights under Hugging Face names, for eval, export and serving.
+        policy.safetensors (working dtype) and average.safetensors (fp32) hold the full weights under Hugging Face names, for eval,
+        export and serving. Raises OSError for what could not be written, after the last collective.
         """
-        self.engine.save_checkpoint(str(folder), tag="learner", save_latest=False)
-        save_file({str(i): a.contiguous() for i, a in enumerate(self.average)}, folder / f"average-{self.rank}.safetensors")
-        for name, weights in (("policy", self.named_weights()), ("average", self.average_weights())):
-            full = {n: w.to("cpu", self.dtype, copy=True).contiguous() for n, w in weights}
+        first, second, step = self.master.moments()
+        flat = lambda shards: [shard.reshape(-1) for shard in shards]
+        state = dict(zip(KINDS, (flat(self.master.shards()), first, second, flat(self.average)), strict=True))
+        failures = [_failure(partial(write_shards, folder / f"shards-{self.rank}.safetensors", state, self.master.layout(), step))]
+        for name, weights, dtype in (("policy", self.named_weights(), self.dtype), ("average", self.average_weights(), torch.float32)):
+            full = {}
+            for n, w in weights:
+                if self.rank == 0:
+                    full[n] = w.to("cpu", dtype, copy=True).contiguous()
             if self.rank == 0:
-                save_file(full, folder / f"{name}.safetensors", metadata={"format": "pt"})
+                failures.append(_failure(partial(save_file, full, folder / f"{name}.safetensors", metadata={"format": "pt"})))
+        if any(failures):
+            raise OSError(next(filter(None, failures)))
 
-    def load(self, folder: Path) -> None:
-        """Restore what `save` wrote. Raises ConfigError when the rank count differs."""
-        files = list(folder.glob("average-*.safetensors"))
-        if len(files) != self.world_size:
-            raise ConfigError(f"--resume: {folder} was written by {len(files)} ranks and this run has {self.world_size}; "
-                              f"start with {len(files)} ranks, or export the policy and start a new run from it")
-        path, _ = self.engine.load_checkpoint(str(folder), tag="learner")
-        if path is None:
-            raise ConfigError(f"--resume: {folder} holds no DeepSpeed checkpoint named learner")
-        saved = load_file(folder / f"average-{self.rank}.safetensors")
-        for i, shard in enumerate(self.average):
-            shard.copy_(saved[str(i)])
+    def load(self, folder: Path) -> int:
+        """Restore what `save` wrote, under this engine's ranks and ZeRO stage; returns the rank count that wrote it."""
+        master, average = ([shard.detach().reshape(-1) for shard in shards] for shards in (self.master.shards(), self.average))
+        first, second = ([torch.zeros_like(shard) for shard in master] for _ in range(2))
+        with ShardReader(folder) as reader:
+            for kind, shards in zip(KINDS, (master, first, second, average), strict=True):
+                for fragment in self.master.layout():
+                    reader.read_into(shards[fragment.shard], kind, fragment)
+            self.master.restore_moments(first, second, reader.step)
+            ranks = reader.ranks
+        self.master.restore_working_weights()
         self.refresh_reference()
+        return ranks
 
     def close(self) -> None:
         self.engine.destroy()
 
+
+def _failure(write: Callable[[], None]) -> str:
+    """What went wrong in writing a file, empty when nothing did."""
+    try:
+        write()
+    except (OSError, SafetensorError) as error:
+        return f"{error}"
+    return ""

@@ -20,7 +20,7 @@ class TransformersRollout:
     """`RolloutEngine` on its own copy of the model; the contract is there. `cfg.max_num_seqs` rows run at a time."""
 
     def __init__(self, model_path: str | Path, cfg: RolloutConfig, *, dtype: str, max_model_len: int, seed: int,
-                 stop_token_ids: Sequence[int]):
+                 stop_token_ids: Sequence[int], trust_remote_code: bool = False):
         self.weight_version = 0
         self.missing_logprobs = 0
         self.max_model_len = max_model_len
@@ -29,8 +29,9 @@ class TransformersRollout:
         self._max_rows = cfg.max_num_seqs
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._stop_token_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.long, device=self._device)
-        self._shapes = expected_shapes(model_path)
-        self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=self.dtype).to(self._device).eval()
+        self._shapes = expected_shapes(model_path, trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=self.dtype, trust_remote_code=trust_remote_code)
+        self._model = model.to(self._device).eval()
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int]) -> list[Response]:
         require_usable(self._failed_version)

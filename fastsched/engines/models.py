@@ -15,6 +15,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -130,14 +131,32 @@ def load_policy(path: Path, cfg: ModelConfig) -> nn.Module:
 
 
 def load_tokenizer(path: Path, cfg: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer in `path`; one without a pad token pads with its end token (masked by length, not id)."""
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=cfg.trust_remote_code)
+    """The tokenizer in `path`; one without a pad token pads with its end token (masked by length, not id).
+
+    ConfigError for a model whose own code it needs while model.trust_remote_code is off, and for one that `tokenizers` cannot run.
+    """
+    try:
+        AutoConfig.from_pretrained(path, trust_remote_code=cfg.trust_remote_code)  # refuses it once for all loaders
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=cfg.trust_remote_code)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ConfigError(f"model.trust_remote_code: the model in {path} brings Python code of its own, which is not run; read that code, "
+                          "then set model.trust_remote_code true") from error
+    require_backend(tokenizer, path)
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"model.name: the tokenizer in {path} has no eos token, so no response could ever end; "
                           'set "eos_token" in its tokenizer_config.json')
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def require_backend(tokenizer: PreTrainedTokenizerBase, where: str | Path) -> None:
+    """ConfigError for a slow tokenizer: prompts are encoded by `tokenizers`, in parallel."""
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ConfigError(f"model.name: the tokenizer of {where} ({type(tokenizer).__name__}) has no tokenizers backend; convert it once "
+                          "with transformers' AutoTokenizer and save it, so that the folder holds a tokenizer.json")
 
 
 def stop_token_ids(path: Path, trust_remote_code: bool = False) -> list[int]:

@@ -8,14 +8,17 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from fastsched.config import ModelConfig, ModelShape
+from fastsched.engines.models import require_backend
 
 
 def hub_tokenizer(cfg: ModelConfig) -> Optional[PreTrainedTokenizerBase]:
     """The tokenizer of a hub model; None where the hub cannot be reached."""
     try:
-        return AutoTokenizer.from_pretrained(cfg.name, trust_remote_code=cfg.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(cfg.name, trust_remote_code=cfg.trust_remote_code)
     except (OSError, OfflineModeIsEnabled):
         return None
+    require_backend(tokenizer, cfg.name)
+    return tokenizer
 
 
 def folder_shape(path: Path, trust_remote_code: bool) -> ModelShape:

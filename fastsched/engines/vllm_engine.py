@@ -27,16 +27,16 @@ class VllmRollout:
     """
 
     def __init__(self, model_path: str | Path, cfg: RolloutConfig, *, dtype: str, max_model_len: int, seed: int,
-                 stop_token_ids: Sequence[int]):
+                 stop_token_ids: Sequence[int], trust_remote_code: bool = False):
         self.weight_version = 0
         self.missing_logprobs = 0
         self.max_model_len = max_model_len
         self.dtype = getattr(torch, dtype)
         self._failed_version: int | None = None
         self._stop_token_ids = list(stop_token_ids)
-        self._shapes = expected_shapes(model_path)
+        self._shapes = expected_shapes(model_path, trust_remote_code)
         self._borrowed_group = dist.is_initialized()
-        self._llm = _start(model_path, cfg, dtype, max_model_len, seed)
+        self._llm = _start(model_path, cfg, dtype, max_model_len, seed, trust_remote_code)
         if self._borrowed_group:  # the engine's own finalizer would destroy the learner's process group
             self._llm.llm_engine.engine_core._finalizer.detach()
 
@@ -124,7 +124,7 @@ def sampled_logp(token_ids: Sequence[int], logprobs) -> np.ndarray:
     return np.array([entry.logprob if entry and entry.logprob is not None else np.nan for entry in found], np.float32)
 
 
-def _start(model_path: str | Path, cfg: RolloutConfig, dtype: str, max_model_len: int, seed: int):
+def _start(model_path: str | Path, cfg: RolloutConfig, dtype: str, max_model_len: int, seed: int, trust_remote_code: bool):
     """Import vLLM under the right environment and construct its engine, leaving the process as it was."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine lives in this process
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override kv_cache_memory_bytes
@@ -152,6 +152,7 @@ def _start(model_path: str | Path, cfg: RolloutConfig, dtype: str, max_model_len
             enable_chunked_prefill=not on_cpu, max_num_batched_tokens=max(CPU_BATCH_TOKENS, max_model_len) if on_cpu else None,
             gpu_memory_utilization=cfg.gpu_memory_utilization, skip_tokenizer_init=True, generation_config="vllm",
             logprobs_mode="processed_logprobs", enable_prefix_caching=True, use_tqdm_on_load=False,
+            trust_remote_code=trust_remote_code,
         )
 
 

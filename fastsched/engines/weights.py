@@ -17,10 +17,11 @@ class SyncError(RuntimeError):
     """The sampler does not hold the learner's weights."""
 
 
-def expected_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]]:
+def expected_shapes(model_path: str | Path, trust_remote_code: bool = False) -> dict[str, tuple[int, ...]]:
     """Shape of every trainable tensor of the checkpoint, by Hugging Face name; a tied head is not listed."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path))
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 

@@ -1,0 +1,68 @@
+"""What ends a run before its last step: interrupts, guards, ranks that disagree, ranks that are gone."""
+
+import re
+import signal
+from dataclasses import asdict
+
+import numpy as np
+
+from fastsched.assemble import Run
+from fastsched.checkpoint import CheckpointError
+from fastsched.engines.weights import SyncError
+from fastsched.learn.learner import NonFiniteLimit
+from fastsched.types import Knobs, Outcomes
+
+DONE, GUARD, INTERRUPTED = 0, 3, 130
+LOST = re.compile("closed by peer|reset by peer|Broken pipe|Timed out|timed out|Socket Timeout|remote process exited|NCCL", re.IGNORECASE)
+
+
+class Disagreement(RuntimeError):
+    """The ranks did not decide the same step. Exit code 3."""
+
+
+def why_stopped(error: RuntimeError) -> str:
+    """The message of an error that ends a run with exit code 3; any other error is raised again."""
+    if isinstance(error, (NonFiniteLimit, SyncError, CheckpointError, Disagreement)):
+        return str(error)
+    if LOST.search(str(error)):
+        return (f"another rank ended or cannot be reached any more ({_short(str(error).splitlines()[0], 160)}); its own log-rankN.txt "
+                "(log.txt: rank 0) says why. The checkpoints are untouched: continue with --resume")
+    raise error
+
+
+def require_agreement(engine, knobs: Knobs, outcomes: Outcomes, step: int) -> None:
+    """Compare what every rank must have decided alike with rank 0's, bit for bit: knobs, rows and bins of the step.
+
+    One collective of `engine`; every rank calls it. Raises Disagreement on every rank, with the first field that differs.
+    """
+    decided = {"rows": outcomes.rows.tolist(), "bins": outcomes.bins.tolist(), **asdict(knobs)}
+    gathered = engine.all_gather({name: repr(value) for name, value in decided.items()})
+    for rank, other in enumerate(gathered):
+        for name, value in other.items():
+            if value != gathered[0][name]:
+                raise Disagreement(f"step {step}: rank {rank} decided {name} = {_short(value)}, rank 0 {_short(gathered[0][name])}; every "
+                                   "rank must see the same data, configuration and code. Resume from the last checkpoint once they do")
+
+
+def _short(text: str, width: int = 80) -> str:
+    return text if len(text) <= width else f"{text[:width - 3]}..."
+
+
+class Stop:
+    """Interrupts and guards, agreed by all ranks at the end of a step."""
+
+    def __init__(self):
+        self.code, self.reason, self._signal = DONE, "", 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def _interrupt(self, number: int, frame) -> None:
+        self._signal = number
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait for the step to end
+
+    def check(self, run: Run, steps_without_signal: int) -> None:
+        if run.learner.engine.all_reduce(np.array([float(self._signal)]), op="max")[0]:
+            self.code, self.reason = INTERRUPTED, "interrupted"
+        elif steps_without_signal >= run.cfg.train.no_signal_limit:
+            self.code, self.reason = GUARD, (f"no signal: in {steps_without_signal} steps in a row every group had equal rewards "
+                                             "(train.no_signal_limit); the task is too easy, too hard, or the reward is constant")

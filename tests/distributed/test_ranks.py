@@ -1,0 +1,126 @@
+"""One rank and two under every ZeRO stage and accumulation: the same weights, average and metrics; checkpoints that cross all of it.
+
+One rank runs in this process, two in one start of `distributed_worker.py`; every test below reads what they left.
+"""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from command_line import environment
+from distributed_worker import ACCUMULATIONS, STAGES, STEPS, WORKER, resumes, splits
+
+from fastsched.engines.deepspeed_engine import init_distributed
+from fastsched.engines.tiny import random_tiny
+
+CLOSE = 5e-5  # of weights that moved by up to 4e-3; Adam turns rounding of a small gradient into such a difference
+TOGETHER = ("loss", "entropy", "kl", "drift", "grad_norm", "ratio_deviation", "kept_fraction", "flat_groups", "clip_fraction")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """{ranks: (folder, [results of each rank])}."""
+    root = tmp_path_factory.mktemp("ranks")
+    model, one, two = str(random_tiny(root / "model", tied=True, seed=0)), root / "one", root / "two"
+    one.mkdir(), two.mkdir()
+    init_distributed()
+    results: dict = {}
+    splits(model, one, results)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", WORKER, two, model, one]
+    done = subprocess.run(command, env=environment() | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    resumes(model, one, two, 3, results)
+    torch.distributed.destroy_process_group()
+    return {1: (one, [results]), 2: (two, [json.loads((two / f"results-{rank}.json").read_text()) for rank in range(2)])}
+
+
+def load(folder, name: str, rank: int = 0) -> dict[str, np.ndarray]:
+    with np.load(folder / f"{name} rank {rank}.npz") as file:
+        return dict(file)
+
+
+def distance(a: dict, b: dict) -> float:
+    return max(float(np.abs(a[name] - b[name]).max()) for name in a)
+
+
+def name_of(stage: int, accumulation: int) -> str:
+    return f"stage {stage}, {accumulation} micro-batches"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stage", STAGES)
+def test_weights_average_and_metrics_do_not_depend_on_the_split(runs, stage, ranks):
+    """D1-D4, G5, G10, E8: uneven lengths, uneven kept tokens, and a rank without a trained token are part of the four updates."""
+    truth, (folder, results) = load(runs[1][0], name_of(1, 1)), runs[ranks]
+    expected = runs[1][1][0][name_of(1, 1)]["stats"]
+    for accumulation in ACCUMULATIONS:
+        found = load(folder, name_of(stage, accumulation))
+        assert distance(truth, found) < CLOSE
+        for step in range(STEPS):
+            seen = results[0][name_of(stage, accumulation)]["stats"][step]
+            for metric in TOGETHER:
+                assert seen[metric] == pytest.approx(expected[step][metric], rel=2e-3, abs=1e-6), (accumulation, step + 1, metric)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accumulation_is_what_it_says_and_equal_on_all_ranks(runs, ranks):
+    for stage in STAGES:
+        for accumulation in ACCUMULATIONS:
+            counts = [r[name_of(stage, accumulation)]["counts"] for r in runs[ranks][1]]
+            assert counts[0][0] == accumulation and all(c == counts[0] for c in counts)
+            assert accumulation < 4 or len(set(counts[0])) > 1  # G10: the number varies from step to step
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_g1_the_average_moves_with_every_parameter(runs, stage):
+    for results in runs[2][1]:
+        moved = results[name_of(stage, 1)]["moved"]
+        assert len(moved) == 2 * sum(name.startswith("average.") for name in moved) and all(moved.values())
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_both_ranks_hold_and_report_the_same_bits(runs, stage):
+    """B4, K2: statistics and weights are reduced once and then equal, not nearly equal."""
+    folder, results = runs[2]
+    for accumulation in ACCUMULATIONS:
+        name = name_of(stage, accumulation)
+        assert repr(results[0][name]["stats"]) == repr(results[1][name]["stats"])
+        assert distance(load(folder, name, 0), load(folder, name, 1)) == 0
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_resume_bit_for_bit(runs, stage):
+    folder, results = runs[2]
+    assert distance(load(folder, f"resumed 2 ranks, stage {stage}"), load(folder, name_of(stage, 1))) == 0
+    assert repr(results[0][f"resumed 2 ranks, stage {stage}"][0]) == repr(results[0][name_of(stage, 1)]["stats"][3])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("written, read", [(1, 2), (2, 1)])
+def test_g3_another_rank_count_and_stage_resume(runs, stage, written, read):
+    """Weights and average arrive bit for bit, optimizer state too: the next update is the same up to rounding."""
+    source, target = runs[written][0], runs[read][0]
+    with np.load(source / f"at-3-stage-{stage}-rank-0.npz") as file:
+        saved = dict(file)
+    name = f"{written} ranks, stage {stage}"
+    assert distance(saved, load(target, f"loaded {name}")) == 0
+    after, straight = load(target, f"resumed {name}"), load(source, name_of(stage, 1))
+    assert distance(straight, after) < CLOSE / 10 < distance(saved, after)
+
+
+@pytest.mark.parametrize("field", ["kl_coef", "weights", "rows"])
+def test_b4_ranks_that_decided_otherwise_stop_and_name_the_field(runs, field):
+    for results in runs[2][1]:
+        assert results[f"differs: {field}"].startswith(f"step 7: rank 1 decided {field} = ")
+
+
+def test_a_rank_that_cannot_write_stops_all_and_leaves_the_checkpoints_before(runs):
+    for results in runs[2][1]:
+        assert results["unwritable"].startswith("checkpoint step-2 could not be written (rank 1: ") and "--resume" in results["unwritable"]
+    assert runs[2][1][0]["left"] == ["step-1"]
+    marker = json.loads((runs[2][0] / "unwritable/checkpoints/step-3/COMPLETE").read_text())  # room again: the same engine goes on
+    assert marker["ranks"] == 2 and {"shards-0.safetensors", "shards-1.safetensors", "state.json"} <= marker["files"].keys()
