@@ -15,13 +15,15 @@ BASE = {"config", "types"}
 RECORDS = BASE | {"records", "environment", "console", "log", "runs", "plots", "report", "report_page", "report_text"}
 ABOVE = {
     "prepare": BASE | {"data", "engines"},
-    "assemble": BASE | set(ROOMS) | {"log", "prepare"},
+    "features": BASE | {"data", "engines"},
+    "cluster": BASE | {"data", "engines", "features", "prepare"},
+    "assemble": BASE | set(ROOMS) | {"features", "log", "prepare"},
     "evaluate": BASE | set(ROOMS) | {"log", "assemble", "rollouts"},
     "rollouts": BASE | set(ROOMS) | {"log", "assemble"},
     "train": BASE | set(ROOMS) | {"log", "assemble", "evaluate", "rollouts", "checkpoint", "arguments"},
-    "dryrun": BASE | {"arguments", "data", "engines", "prepare"},
+    "dryrun": BASE | {"arguments", "data", "engines", "features", "prepare"},
     "commands": RECORDS | {"arguments", "assemble", "evaluate", "prepare", "train", "checkpoint"},
-    "cli": RECORDS | {"arguments", "dryrun", "commands"},
+    "cli": RECORDS | {"arguments", "cluster", "dryrun", "commands"},
     "arguments": BASE,
     "checkpoint": BASE,
     "config": set(),
