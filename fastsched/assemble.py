@@ -12,10 +12,12 @@ from fastsched_kernels import implementation
 from fastsched.config import Config, ConfigError, require
 from fastsched.control.scheduler import Scheduler
 from fastsched.data.datasets import PromptSet
+from fastsched.data.features import open_features, with_feature_bins
 from fastsched.data.rewards import RewardPool
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
 from fastsched.engines.models import load_policy, load_tokenizer, stop_token_ids
 from fastsched.engines.rollout import RolloutEngine, open_rollout
+from fastsched.features import feature_lines, find_features
 from fastsched.learn.learner import Learner
 from fastsched.log import RunLog
 from fastsched.prepare import data_lines, load_data, prepare_model
@@ -30,7 +32,7 @@ class Run:
     tokenizer: object
     train_set: PromptSet
     heldout: PromptSet
-    scheduler: Scheduler
+    scheduler: Optional[Scheduler]  # None when only evaluating
     rewards: RewardPool
     rollout: RolloutEngine
     learner: Optional[Learner]  # None when only evaluating
@@ -61,6 +63,12 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
         train_set, heldout = load_data(cfg.data, tokenizer, cfg.train.seed, cfg.train.prompts_per_step)
     for line in data_lines(train_set, heldout):
         log.note(line)
+    folder = find_features(cfg, model_path, train_set) if learn else None
+    features = open_features(folder) if folder else None
+    if features:
+        train_set = with_feature_bins(train_set, features, cfg.data)
+        for line in feature_lines(folder):
+            log.note(line)
     with log.phase("starting the reward workers"):
         rewards = RewardPool(cfg.reward, cfg.data.task)
     with log.phase("starting the learner"):
@@ -72,7 +80,11 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
                                max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
                                stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code),
                                trust_remote_code=cfg.model.trust_remote_code)
-    scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed)
+    scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed,
+                          features) if learn else None
+    if learn and cfg.scheduler.kind == "ads":
+        for line in scheduler.sampler.notes():
+            log.note(line)
     return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner)
 
 

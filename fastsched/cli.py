@@ -1,16 +1,17 @@
-"""`fastsched train | eval | report | export | presets`.
+"""`fastsched train | cluster | eval | report | export | presets`.
 
 Exit codes: 0 done, 2 bad configuration or input, 3 stopped by a guard, 130 interrupted after a checkpoint.
 """
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Sequence
 
 from fastsched.arguments import config_parser, parse_config, preset_names, preset_path
-from fastsched.config import ConfigError
+from fastsched.config import Config, ConfigError, FeaturesMissing
 
 DONE, BAD_INPUT, GUARD, INTERRUPTED = 0, 2, 3, 130
 
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for library in ("HF_DATASETS", "HF_HUB"):
         os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")  # the run's own progress is the only one
     arguments = [a for a in arguments if not a.startswith(("--local_rank", "--local-rank"))]  # the deepspeed launcher puts it first
-    commands = {"train": _train, "eval": _eval, "report": _report, "export": _export, "presets": _presets}
+    commands = {"train": _train, "cluster": _cluster, "eval": _eval, "report": _report, "export": _export, "presets": _presets}
     if not arguments or arguments[0] not in commands:
         print(f"usage: fastsched {{{','.join(commands)}}} ...  (fastsched COMMAND --help)", file=sys.stderr)
         return DONE if arguments and arguments[0] in ("-h", "--help") else BAD_INPUT
@@ -38,13 +39,11 @@ def _train(arguments: list[str]) -> int:
         config_parser().print_help()
         return DONE
     own, rest = _train_parser().parse_known_args(arguments)
-    if own.preset and own.config:
-        raise ConfigError("--preset and --config exclude each other: copy the preset's file and edit it, or override single keys")
-    source = str(preset_path(own.preset)) if own.preset else own.config
+    source = _source(own)
     run_dir = Path(own.run_dir or f"runs/{own.preset or Path(own.config or 'train').stem}")
     if own.resume and not source:
         source = str(run_dir / "config.yaml")
-    cfg = parse_config((["--config", source] if source else []) + rest)
+    cfg = _config(source, rest)
     if own.dry_run:
         from fastsched.dryrun import dry_run
 
@@ -52,13 +51,45 @@ def _train(arguments: list[str]) -> int:
         return DONE
     from fastsched.commands import train
 
-    return train(cfg, run_dir, resume=own.resume)
+    try:
+        return train(cfg, run_dir, resume=own.resume)
+    except FeaturesMissing as error:
+        given = ["--preset", own.preset] if own.preset else ["--config", source] if source else []
+        raise ConfigError(f"{error}; run `{shlex.join(['fastsched', 'cluster', *given, *rest])}`") from error
+
+
+def _cluster(arguments: list[str]) -> int:
+    if "-h" in arguments or "--help" in arguments:
+        print("usage: fastsched cluster [--preset NAME | --config FILE.yaml] [--section.key VALUE ...]\n\n"
+              "Embedding, difficulty and cluster of every training row, by the base policy of the configuration (model.name).\n"
+              "The keys are those of `fastsched train --help`; its own are features.*. A killed run goes on where it stopped.")
+        return DONE
+    own, rest = _source_parser("cluster").parse_known_args(arguments)
+    cfg = _config(_source(own), rest)
+    from fastsched.cluster import cluster
+
+    return cluster(cfg)
+
+
+def _source(own: argparse.Namespace) -> str | None:
+    if own.preset and own.config:
+        raise ConfigError("--preset and --config exclude each other: copy the preset's file and edit it, or override single keys")
+    return str(preset_path(own.preset)) if own.preset else own.config
+
+
+def _config(source: str | None, overrides: list[str]) -> Config:
+    return parse_config((["--config", source] if source else []) + overrides)
+
+
+def _source_parser(command: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"fastsched {command}", add_help=False, allow_abbrev=False)
+    parser.add_argument("--preset")
+    parser.add_argument("--config")
+    return parser
 
 
 def _train_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fastsched train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--preset")
-    parser.add_argument("--config")
+    parser = _source_parser("train")
     parser.add_argument("--run_dir", "--run-dir")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--dry-run", "--dry_run", action="store_true")

@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 
 from fastsched.arguments import config_to_yaml
-from fastsched.config import Config, require
+from fastsched.config import Config, FeaturesMissing, require
+from fastsched.data.datasets import PromptSet
 from fastsched.engines.models import load_tokenizer
 from fastsched.engines.shape import folder_shape, hub_tokenizer
+from fastsched.features import feature_lines, feature_user, find_features
 from fastsched.prepare import data_lines, load_data, prepare_model
 
 GIB = 2**30
@@ -47,7 +49,18 @@ def _data(cfg: Config) -> list[str]:
                 "run --dry-run again where it can"]
     train_set, heldout = load_data(cfg.data, tokenizer, cfg.train.seed, cfg.train.prompts_per_step)
     limit = f"      limit {cfg.data.max_prompt_tokens} tokens a prompt: every row fits or was dropped by policy"
-    return [*data_lines(train_set, heldout), limit]
+    return [*data_lines(train_set, heldout), limit, *_features(cfg, train_set)]
+
+
+def _features(cfg: Config, train_set: PromptSet) -> list[str]:
+    if not (user := feature_user(cfg)):
+        return []
+    if not _is_local(cfg):
+        return [f"features: {user} needs `fastsched cluster` first"]
+    try:
+        return feature_lines(find_features(cfg, prepare_model(cfg), train_set))
+    except FeaturesMissing as error:
+        return [f"features: {error}; run `fastsched cluster` with the same configuration first"]
 
 
 def _is_local(cfg: Config) -> bool:

@@ -14,7 +14,7 @@ def evaluate(run: Run, step: int) -> float:
     sampling = Sampling(1, run.cfg.rollout.max_new_tokens, temperature=0.0)
     responses = run.rollout.generate(prompts, sampling, [0] * len(prompts)) if prompts else []
     rewards = score(run, prompts, responses)[0][:, 0] if prompts else np.zeros(0)
-    bins = int(run.train_set.bins.max()) + 1
+    bins = int(run.heldout.bins.max(initial=0)) + 1
     local = np.zeros((2, bins))
     for prompt, reward in zip(prompts, rewards, strict=True):
         local[:, prompt.bin] += 1, reward > run.cfg.scheduler.r_threshold

@@ -1,6 +1,7 @@
 """The configuration of a run: frozen dataclasses, validated at construction, no torch."""
 
-from fastsched.config.checks import ConfigError, default_cache_dir, require
+from fastsched.config.checks import ConfigError, FeaturesMissing, default_cache_dir, require
+from fastsched.config.features import FeaturesConfig
 from fastsched.config.run import (
     Config,
     DataConfig,
@@ -14,6 +15,7 @@ from fastsched.config.run import (
 )
 from fastsched.config.scheduler import (
     AdaRFTConfig,
+    AdsConfig,
     CoefficientConfig,
     GresoConfig,
     MoppsConfig,
@@ -23,7 +25,7 @@ from fastsched.config.scheduler import (
 )
 
 __all__ = [
-    "AdaRFTConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "GresoConfig", "LearnerConfig", "LogConfig", "ModelConfig",
-    "ModelShape", "MoppsConfig", "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "TemporalConfig", "TrainConfig",
-    "default_cache_dir", "require",
+    "AdaRFTConfig", "AdsConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "FeaturesConfig", "FeaturesMissing",
+    "GresoConfig", "LearnerConfig", "LogConfig", "ModelConfig", "ModelShape", "MoppsConfig", "RewardConfig", "RolloutConfig",
+    "SchedulerConfig", "SecConfig", "TemporalConfig", "TrainConfig", "default_cache_dir", "require",
 ]

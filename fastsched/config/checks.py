@@ -8,6 +8,10 @@ class ConfigError(ValueError):
     """A configuration or input that cannot be run; the message names the key or row and what to do. Exit code 2."""
 
 
+class FeaturesMissing(ConfigError):
+    """`fastsched cluster` has not been run for this model and data; the command line adds the command to the message."""
+
+
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)

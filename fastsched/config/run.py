@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Optional
 
 from fastsched.config.checks import require
+from fastsched.config.features import FeaturesConfig
 from fastsched.config.scheduler import SchedulerConfig
 
 
@@ -63,6 +64,9 @@ class DataConfig:
     answer_column: str = "answer"
     difficulty_column: Optional[str] = None
     """Numeric column from which equal-count difficulty bins are cut; without it there is one bin."""
+    difficulty: Literal["column", "nll", "cluster"] = "column"
+    """Where bins come from: `difficulty_column` (`arithmetic`: digits); the base policy's negative log-likelihood of the reference
+    answer, in `bins` bins of equal count; or its clusters, one bin each, easiest first. The last two need `fastsched cluster`."""
     bins: int = 4
     chat: bool = True
     """Render text prompts through the tokenizer's chat template; False feeds the text as it is."""
@@ -83,6 +87,8 @@ class DataConfig:
         require(self.task == "arithmetic" or self.task == "dataset" or self.task.startswith("reasoning-gym:"),
                 f"data.task: {self.task!r} is none of arithmetic, dataset, reasoning-gym:NAME")
         require(self.task != "dataset" or bool(self.source), "data.source: needed by data.task=dataset (hub name or file)")
+        require(self.difficulty == "column" or self.difficulty_column is None,
+                f"data.difficulty_column: has no effect with data.difficulty {self.difficulty}; unset one of the two")
         require(min(self.size, self.bins, self.max_prompt_tokens, self.eval_per_bin) >= 1,
                 "data: size, bins, max_prompt_tokens and eval_per_bin must be positive")
 
@@ -155,6 +161,9 @@ class LearnerConfig:
     skip_flat_groups: bool = False
     """Groups whose rewards are all equal leave the learner and stay in the denominators. Exact while the entropy and KL coefficients
     are 0; otherwise both terms act on the other groups only. Entropy and KL are then measured over the other groups."""
+    drop_unsolved: bool = False
+    """Groups without a single success (no reward above the scheduler's threshold) leave the gradient and the denominators after the
+    scheduler has seen them (ADS, arXiv 2606.22305); solved groups stay."""
     updates_per_batch: int = 1
     """Optimizer steps on one rollout batch; more than one needs an old-log-probability pass."""
     head: Optional[Literal["triton", "cpp", "pytorch"]] = None
@@ -211,6 +220,7 @@ class LogConfig:
 class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
@@ -226,3 +236,7 @@ class Config:
                 "to sdpa or flex_attention")
         require(self.scheduler.kl.ceiling == 0 or self.learner.kl != "none",
                 "learner.kl: scheduler.kl may rise above 0, so an estimator is needed; set learner.kl or scheduler.kl.ceiling 0")
+        ads, prompts = self.scheduler.ads, self.train.prompts_per_step
+        require(self.scheduler.kind != "ads" or prompts == ads.clusters * ads.size,
+                f"train.prompts_per_step: {prompts}, but scheduler.ads draws {ads.clusters} clusters of {ads.size} prompts; "
+                f"set it to {ads.clusters * ads.size}, or change scheduler.ads.clusters or scheduler.ads.size")

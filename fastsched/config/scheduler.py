@@ -80,8 +80,28 @@ class GresoConfig:
 
 
 @dataclass(frozen=True)
+class AdsConfig:
+    """Clusters by success, prompts inside a cluster by nearness to one half, arXiv 2606.22305; needs `fastsched cluster`."""
+    clusters: int = 4
+    """Clusters drawn for a batch; train.prompts_per_step is `clusters` times `size`."""
+    size: int = 32
+    """Prompts of a cluster's mini-cluster, the window on its prompts in order of difficulty."""
+    alpha: float = 0.3
+    """How fast the weights of the clusters follow their success."""
+    band: tuple[float, float] = (0.33, 0.67)
+    """Success, ends included, at which a prompt stays; below it an easier one takes its place, above it a harder one."""
+    reset: bool = True
+    """Back to the easiest prompts and equal weights after as many steps as the data has batches."""
+
+    def __post_init__(self):
+        require(min(self.clusters, self.size) >= 1, "scheduler.ads: clusters and size must be positive")
+        require(0 <= self.alpha <= 1, "scheduler.ads.alpha: must lie in [0, 1]")
+        require(0 <= self.band[0] <= self.band[1] <= 1, "scheduler.ads.band: need 0 <= low <= high <= 1")
+
+
+@dataclass(frozen=True)
 class SchedulerConfig:
-    kind: Literal["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso"] = "adaptive"
+    kind: Literal["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso", "ads"] = "adaptive"
     """Sampler: success window over difficulty bins, fixed bin weights, uniform over prompts, or one of the literature."""
     window: tuple[float, float] = (0.40, 0.60)
     """Band in which mean success is held."""
@@ -126,6 +146,7 @@ class SchedulerConfig:
     adarft: AdaRFTConfig = field(default_factory=AdaRFTConfig)
     mopps: MoppsConfig = field(default_factory=MoppsConfig)
     greso: GresoConfig = field(default_factory=GresoConfig)
+    ads: AdsConfig = field(default_factory=AdsConfig)
     temporal: TemporalConfig = field(default_factory=TemporalConfig)
 
     def __post_init__(self):

@@ -10,6 +10,7 @@ from typing import Optional, Union
 import numpy as np
 
 from fastsched.config import SchedulerConfig, require
+from fastsched.control.ads import AdsSampler
 from fastsched.control.bandits import adarft_observe, adarft_start, adarft_weights, sec_observe, sec_start, sec_weights
 from fastsched.control.deck import Deck
 from fastsched.control.greso import SkippingSampler
@@ -20,12 +21,14 @@ from fastsched.types import Features, Outcomes, Selection
 BANDITS = {"sec": (sec_start, sec_weights, sec_observe), "adarft": (adarft_start, adarft_weights, adarft_observe)}
 
 
-Sampler = Union["BinSampler", PosteriorSampler, SkippingSampler]
+Sampler = Union["BinSampler", PosteriorSampler, SkippingSampler, AdsSampler]
 
 
 def make_sampler(cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
                  features: Optional[Features] = None) -> Sampler:
     """The sampler of `scheduler.kind`; arguments as BinSampler's, and `features` for the kinds that need them."""
+    if cfg.kind == "ads":
+        return AdsSampler(cfg, bins, sizes, prompts, seed, features)
     return {"mopps": PosteriorSampler, "greso": SkippingSampler}.get(cfg.kind, BinSampler)(cfg, bins, sizes, prompts, seed)
 
 

@@ -51,7 +51,7 @@ class PromptSet:
             raise IndexError(f"row {row} of a prompt set of {len(self)}")
         values = self.rows[int(row)]
         return Prompt(row=int(row), token_ids=tuple(values["token_ids"]), text=values["text"], answer=values["answer"],
-                      bin=values["bin"], meta=json.loads(values["meta"]))
+                      bin=int(self.bins[row]), meta=json.loads(values["meta"]))
 
 
 def require_batch(prompts: PromptSet, prompts_per_step: int) -> None:

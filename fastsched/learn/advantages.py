@@ -28,3 +28,9 @@ def flat_groups(rewards: np.ndarray) -> np.ndarray:
     high = np.where(scored, rewards, -np.inf).max(1)
     low = np.where(scored, rewards, np.inf).min(1)
     return ~(high > low)
+
+
+def without_unsolved(rewards: np.ndarray, r_threshold: float) -> np.ndarray:
+    """[P, G] rewards with NaN for every response of a group without a reward above `r_threshold` (algorithms.md 2.4)."""
+    solved = (np.where(np.isfinite(rewards), rewards, -np.inf) > r_threshold).any(1, keepdims=True)
+    return np.where(solved, rewards, np.nan)

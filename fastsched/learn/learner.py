@@ -13,7 +13,7 @@ from fastsched_kernels.linear import LinearStats, linear_token_stats
 from fastsched_kernels.trajectory import trajectory_keep
 
 from fastsched.config import Config
-from fastsched.learn.advantages import flat_groups, group_advantages
+from fastsched.learn.advantages import flat_groups, group_advantages, without_unsolved
 from fastsched.learn.objective import SUMS, Objective, Tokens
 from fastsched.learn.packing import Sample, dummy, pack, token_weights
 from fastsched.learn.snr import gradient_snr
@@ -61,8 +61,10 @@ class Learner:
     def update(self, responses: Sequence[Response], rewards: np.ndarray, knobs: Knobs, step: int) -> Stats:
         """Train on this rank's responses (prompt-major) with rewards [P, G]; returns statistics over all ranks.
 
-        Responses whose reward is NaN are left out: no loss, no share in any denominator.
+        Responses whose reward is NaN are left out: no loss, no share in any denominator. So are unsolved groups with `drop_unsolved`.
         """
+        if self.cfg.learner.drop_unsolved:
+            rewards = without_unsolved(rewards, knobs.r_threshold)
         totals, results, squares = np.zeros(len(SUMS) + 1), [], []
         objective = Objective(self.cfg.learner, self.cfg.rollout, knobs)
         batches = self._mini_batches(responses, rewards, knobs, step, objective)
@@ -88,7 +90,9 @@ class Learner:
     def _mini_batches(self, responses, rewards, knobs: Knobs, step: int, objective: Objective) -> list[list[MicroBatch]]:
         samples = self._samples(responses, rewards, self._keep(responses, knobs, step, objective))
         n = self.cfg.learner.updates_per_batch
-        order = np.random.default_rng([self.cfg.train.seed, step]).permutation(len(rewards)) if n > 1 else np.arange(len(rewards))
+        order = np.flatnonzero(np.isfinite(rewards).any(1))
+        if n > 1:
+            order = np.random.default_rng([self.cfg.train.seed, step]).permutation(order)
         parts = [set(part.tolist()) for part in np.array_split(order, n)]
         return [self._micro_batches([s for s in samples if s.group in part]) for part in parts]
 
