@@ -9,7 +9,7 @@ from fastsched.assemble import Run
 from fastsched.data.rewards import RewardItem
 from fastsched.engines.rollout import measure_sync, require_sync
 from fastsched.engines.weights import layer_fingerprints
-from fastsched.learn.advantages import flat_groups
+from fastsched.groups import flat_groups
 from fastsched.types import Outcomes, Prompt, Response, Sampling, Selection
 
 SYNC_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}  # bf16 logits near 30 are 0.125 apart

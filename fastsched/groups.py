@@ -1,10 +1,12 @@
-"""Group advantages (algorithms.md 5.2), in float64, two-pass variance."""
+"""Formulas over the rewards of prompt groups that the scheduler and the learner share. P prompts, G responses; NumPy only."""
 
 import numpy as np
 
 
 def group_advantages(rewards: np.ndarray, *, normalise_std: bool) -> np.ndarray:
     """A = R - mean(R) over a prompt's responses, divided by (std + 1e-6) when `normalise_std` (GRPO, DAPO; not Dr.GRPO).
+
+    In float64 with a two-pass variance (algorithms.md 5.2).
 
     Args:
         rewards: [P, G] float64; NaN where scoring failed. Failed responses count neither in the mean nor in the deviation.
@@ -28,3 +30,21 @@ def flat_groups(rewards: np.ndarray) -> np.ndarray:
     high = np.where(scored, rewards, -np.inf).max(1)
     low = np.where(scored, rewards, np.inf).min(1)
     return ~(high > low)
+
+
+def successes(rewards: np.ndarray, r_threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    """([P] scored responses above `r_threshold`, [P] scored responses) of rewards [P, G], NaN where there is no score."""
+    scored = np.isfinite(rewards)
+    return (scored & (rewards > r_threshold)).sum(1), scored.sum(1)
+
+
+def success_rates(rewards: np.ndarray, r_threshold: float) -> np.ndarray:
+    """[P] share of successes among the scored responses of [P, G]; NaN for a prompt without a score."""
+    good, scored = successes(rewards, r_threshold)
+    return np.where(scored > 0, good / np.maximum(scored, 1), np.nan)
+
+
+def mixed_groups(rewards: np.ndarray, r_threshold: float) -> np.ndarray:
+    """[P] bool: 0 < success rate < 1, the prompts that pass a screen (SPEED-RL, arXiv 2506.09016)."""
+    good, scored = successes(rewards, r_threshold)
+    return (good > 0) & (good < scored)
