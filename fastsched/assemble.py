@@ -7,6 +7,7 @@ from typing import Optional
 import torch
 from fastsched_kernels import implementation
 
+from fastsched.buffers import GroupBuffer, make_buffer
 from fastsched.config import Config, ConfigError, require
 from fastsched.control.scheduler import Scheduler
 from fastsched.data.datasets import PromptSet
@@ -32,6 +33,7 @@ class Run:
     rewards: RewardPool
     rollout: RolloutEngine
     learner: Optional[Learner]  # None when only evaluating
+    buffer: GroupBuffer
 
     def close(self) -> None:
         """Sampler first: its engine must end before the process group does."""
@@ -69,7 +71,8 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
                                max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
                                stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code))
     scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed)
-    return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner)
+    buffer = make_buffer(cfg.scheduler, cfg.train.prompts_per_step)
+    return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner, buffer)
 
 
 def _head(cfg: Config, learner: Learner) -> str:

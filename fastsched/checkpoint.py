@@ -1,13 +1,14 @@
 """Checkpoints: written beside, renamed, and marked complete last; the newest complete one is resumed.
 
-runs/NAME/checkpoints/step-N/ holds the learner's files, `state.json` (loop, scheduler, random generators) and `COMPLETE`.
+runs/NAME/checkpoints/step-N/ holds the learner's files, `state.json` (loop, scheduler, random generators), `groups.npz` where groups
+are kept for later steps, and `COMPLETE`.
 """
 
 import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Mapping, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ import torch
 from fastsched.config import ConfigError
 
 MARKER = "COMPLETE"
+ARRAYS = "groups.npz"
 VERSION = 1
 
 
@@ -37,11 +39,13 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def save_checkpoint(run_dir: Path, step: int, learner: Saver, state: dict[str, Any], keep: int) -> Path:
+def save_checkpoint(run_dir: Path, step: int, learner: Saver, state: dict[str, Any], keep: int,
+                    arrays: Mapping[str, np.ndarray] | None = None) -> Path:
     """Write step-N atomically and delete all but the last `keep`; every rank calls it.
 
     Args:
         state: JSON-able; floats round-trip bit for bit.
+        arrays: what is too large for it, the same on every rank; numbers and text.
     """
     final = run_dir / "checkpoints" / f"step-{step}"
     partial = final.with_name(f".partial-step-{step}")
@@ -54,6 +58,8 @@ def save_checkpoint(run_dir: Path, step: int, learner: Saver, state: dict[str, A
     if learner.rank == 0:
         body = {"version": VERSION, "step": step, "generators": generators, **state}
         (partial / "state.json").write_text(json.dumps(body))
+        if arrays:
+            np.savez(partial / ARRAYS, **arrays)
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         (final / MARKER).touch()
@@ -70,6 +76,14 @@ def load_state(folder: Path) -> dict[str, Any]:
     if state["version"] != VERSION:
         raise ConfigError(f"--resume: {folder} has checkpoint version {state['version']}, this program reads {VERSION}")
     return state
+
+
+def load_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """The `arrays` of a checkpoint, empty when it has none."""
+    if not (folder / ARRAYS).exists():
+        return {}
+    with np.load(folder / ARRAYS) as file:
+        return dict(file)
 
 
 def restore(folder: Path, learner: Saver) -> dict[str, Any]:

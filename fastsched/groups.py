@@ -38,6 +38,14 @@ def successes(rewards: np.ndarray, r_threshold: float) -> tuple[np.ndarray, np.n
     return (scored & (rewards > r_threshold)).sum(1), scored.sum(1)
 
 
+def successes_by_row(rows: np.ndarray, rewards: np.ndarray, r_threshold: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(distinct rows with a score, ascending, their successes, their scored responses); a row that occurs twice counts together."""
+    good, scored = successes(rewards, r_threshold)
+    distinct, place = np.unique(rows[scored > 0], return_inverse=True)
+    total = lambda counts: np.bincount(place, weights=counts[scored > 0], minlength=len(distinct)).astype(np.int64)
+    return distinct, total(good), total(scored)
+
+
 def success_rates(rewards: np.ndarray, r_threshold: float) -> np.ndarray:
     """[P] share of successes among the scored responses of [P, G]; NaN for a prompt without a score."""
     good, scored = successes(rewards, r_threshold)

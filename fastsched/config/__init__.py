@@ -12,6 +12,7 @@ from fastsched.config.run import (
     RolloutConfig,
     TrainConfig,
 )
+from fastsched.config.samplers import DotsConfig, LearnedConfig, ReplayConfig, SpeedConfig, VcrlConfig
 from fastsched.config.scheduler import (
     AdaRFTConfig,
     CoefficientConfig,
@@ -25,5 +26,6 @@ from fastsched.config.scheduler import (
 __all__ = [
     "AdaRFTConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "GresoConfig", "LearnerConfig", "LogConfig", "ModelConfig",
     "ModelShape", "MoppsConfig", "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "TemporalConfig", "TrainConfig",
+    "DotsConfig", "LearnedConfig", "ReplayConfig", "SpeedConfig", "VcrlConfig",
     "default_cache_dir", "require",
 ]

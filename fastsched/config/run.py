@@ -216,3 +216,19 @@ class Config:
                 "learner.share_prompts: needs a block mask, which flash_attention_2 does not take; set it to false or use sdpa")
         require(self.scheduler.kl.ceiling == 0 or self.learner.kl != "none",
                 "learner.kl: scheduler.kl may rise above 0, so an estimator is needed; set learner.kl or scheduler.kl.ceiling 0")
+        if self.scheduler.kind in ("speed", "dots"):
+            _check_earlier_responses(self)
+
+
+def _check_earlier_responses(cfg: Config) -> None:
+    """What training on responses of earlier weights needs: their ratio is taken to the sampler's own log-probabilities."""
+    kind, rollout = f"scheduler.kind={cfg.scheduler.kind} trains responses of earlier weights", cfg.rollout
+    require(rollout.correction == "none", f"rollout.correction: {kind}, whose ratio to the sampler's log-probabilities already holds the "
+                                          f"correction that {rollout.correction} would apply again; set it to none")
+    require(rollout.top_p == 1.0 and rollout.top_k == -1, f"rollout.top_p, rollout.top_k: {kind} against the sampler's log-probabilities, "
+                                                          "which top_p and top_k renormalise; use top_p=1, top_k=-1")
+    screen = cfg.scheduler.speed.screen
+    require(cfg.scheduler.kind != "speed" or screen < rollout.responses,
+            f"scheduler.speed.screen: {screen} of rollout.responses {rollout.responses} leave nothing to continue; lower it")
+    require(cfg.scheduler.kind != "dots" or int(cfg.scheduler.dots.replay * cfg.train.prompts_per_step) < cfg.train.prompts_per_step,
+            "scheduler.dots.replay: leaves no new prompt in a batch; lower it")

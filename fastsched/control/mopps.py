@@ -10,7 +10,7 @@ import numpy as np
 from fastsched.config import SchedulerConfig
 from fastsched.control.prompts import PromptSampler
 from fastsched.control.window import Success
-from fastsched.groups import successes
+from fastsched.groups import successes_by_row
 from fastsched.types import Features, Outcomes, Selection
 
 PRIOR = 1.0
@@ -34,10 +34,10 @@ class PosteriorSampler(PromptSampler):
 
     def observe(self, outcomes: Outcomes, success: Success) -> None:
         """a <- decay a + (1 - decay) + s, b <- decay b + (1 - decay) + (k - s), of k scored responses s successes."""
-        decay, (good, scored) = self.cfg.mopps.decay, successes(outcomes.rewards, success.r_threshold)
-        rows, place = np.unique(outcomes.rows, return_inverse=True)  # a refilled step may roll a prompt out twice
+        decay = self.cfg.mopps.decay
+        rows, good, scored = successes_by_row(outcomes.rows, outcomes.rewards, success.r_threshold)
         for counts, new in ((self.wins, good), (self.losses, scored - good)):
-            counts[rows] = decay * counts[rows] + (1 - decay) * PRIOR + np.bincount(place, weights=new)
+            counts[rows] = decay * counts[rows] + (1 - decay) * PRIOR + new
 
     def own_state(self) -> dict:
         """The posterior of the prompts that were seen; the others have the prior."""

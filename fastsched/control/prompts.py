@@ -14,10 +14,13 @@ class PromptSampler:
     """Base of the samplers that choose single prompts; a subclass gives `draw`, `observe`, `own_state` and `load_own_state`."""
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
-                 features: Optional[Features] = None):
-        """bins: [N] unsigned integers in [0, K); sizes: [K] int64 rows in each bin; prompts: the batch size P, at most N."""
+                 features: Optional[Features] = None, parts: Optional[tuple[np.ndarray, np.ndarray]] = None):
+        """bins: [N] unsigned integers in [0, K); sizes: [K] int64 rows in each bin; prompts: the batch size P, at most N.
+
+        parts: [N] unsigned part of every row and [M] rows of each part, which then have an order each; by default one for all rows.
+        """
         self.cfg, self.sizes, self.bins = cfg, sizes, bins
-        self.deck = Deck(np.zeros_like(bins), np.array([len(bins)]), seed)
+        self.deck = Deck(*(parts or (np.zeros_like(bins), np.array([len(bins)]))), seed)
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.weights = sizes / sizes.sum()
 
