@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from fastsched_kernels import implementation
 
+from fastsched.buffers import GroupBuffer, make_buffer
 from fastsched.config import Config, ConfigError, require
 from fastsched.control.scheduler import Scheduler
 from fastsched.data.datasets import PromptSet
@@ -36,6 +37,7 @@ class Run:
     rewards: RewardPool
     rollout: RolloutEngine
     learner: Optional[Learner]  # None when only evaluating
+    buffer: GroupBuffer
 
     def close(self) -> None:
         """Sampler first: its engine must end before the process group does."""
@@ -85,7 +87,8 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
     if learn and cfg.scheduler.kind == "ads":
         for line in scheduler.sampler.notes():
             log.note(line)
-    return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner)
+    buffer = make_buffer(cfg.scheduler, cfg.train.prompts_per_step)
+    return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner, buffer)
 
 
 def _head(cfg: Config, learner: Learner) -> str:

@@ -1,7 +1,7 @@
 """Checkpoints: written beside, marked complete, renamed; the newest one whose every byte is as written is resumed.
 
-runs/NAME/checkpoints/step-N/ holds the learner's files, `state.json` (loop, scheduler, random generators) and `COMPLETE`, which
-lists every other file with its size and checksum. Nothing in it is pickled.
+runs/NAME/checkpoints/step-N/ holds the learner's files, `state.json` (loop, scheduler, random generators), `groups.npz` where groups
+are kept for later steps, and `COMPLETE`, which lists every other file with its size and checksum. Nothing in it is pickled.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import os
 import random
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Mapping, Optional, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ import xxhash
 from fastsched.config import ConfigError
 
 MARKER = "COMPLETE"
+ARRAYS = "groups.npz"
 VERSION = 2
 BLOCK = 1 << 24  # bytes read at a time
 
@@ -47,12 +48,14 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def save_checkpoint(run_dir: Path, step: int, learner: Saver, state: dict[str, Any], keep: int, score: Optional[float] = None) -> Path:
+def save_checkpoint(run_dir: Path, step: int, learner: Saver, state: dict[str, Any], keep: int, score: Optional[float] = None,
+                    arrays: Mapping[str, np.ndarray] | None = None) -> Path:
     """Write step-N atomically and delete all but the last `keep` and the best; every rank calls it.
 
     Args:
         state: JSON-able; floats round-trip bit for bit.
         score: what the best checkpoint has most of; without one it is never kept as the best.
+        arrays: what is too large for `state`, the same on every rank; numbers and text.
 
     Raises CheckpointError on every rank when one of them could not write.
     """
@@ -65,6 +68,8 @@ def save_checkpoint(run_dir: Path, step: int, learner: Saver, state: dict[str, A
     generators = learner.all_gather(_generators())
     body = json.dumps({"version": VERSION, "step": step, "generators": generators, **state})
     _all_write(learner, partial, lambda: learner.rank or (partial / "state.json").write_text(body))
+    if arrays:
+        _all_write(learner, partial, lambda: learner.rank or np.savez(partial / ARRAYS, **arrays))
     names = learner.all_gather(sorted(path.name for path in partial.iterdir()) if learner.rank == 0 else [])[0]
     digests: dict[str, list] = {}
     mine = names[learner.rank::learner.world_size]
@@ -171,6 +176,14 @@ def load_state(folder: Path) -> dict[str, Any]:
     if state["version"] != VERSION:
         raise ConfigError(f"--resume: {folder} has checkpoint version {state['version']}, this program reads {VERSION}")
     return state
+
+
+def load_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """The `arrays` of a checkpoint, empty when it has none."""
+    if not (folder / ARRAYS).exists():
+        return {}
+    with np.load(folder / ARRAYS, allow_pickle=False) as file:
+        return dict(file)
 
 
 def restore(folder: Path, learner: Saver) -> tuple[dict[str, Any], int]:

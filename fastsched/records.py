@@ -22,7 +22,7 @@ Value = float | int | str | None
 COLUMNS: dict[str, str] = {
     "step": "Optimizer step, counted from 1.",
     "tokens_total": "Response tokens sampled so far, summed over all ranks and steps.",
-    "prompts_total": "Prompts rolled out so far, summed over all ranks and steps.",
+    "prompts_total": "Prompts rolled out so far, summed over all ranks and steps; one continued later (speed) counts once.",
     "success": "Share of this step's responses with reward above r_thr, over all ranks.",
     "success_ema": "Moving average of success; the number that the scheduler holds inside the window.",
     "in_window": "1 when success_ema lies inside the success window, else 0.",
@@ -73,6 +73,8 @@ OPTIONAL_COLUMNS: dict[str, str] = {
     "initial_entropy": "H_0, against which entropy counts as low or recovered, nats; empty until it is known.",
     "nonfinite_observations": "Statistics ignored so far because they were not finite.",
     "p_std_b": "Posterior standard deviation of success in bin b (p_std_0, p_std_1, ...).",
+    "trained_groups": "Groups trained in this step, over all ranks; fewer than the batch where too few were complete (speed).",
+    "buffered_groups": "Groups kept for later steps: waiting for their other responses (speed) or to be trained again (dots).",
     "missing_logprobs": "Sampled tokens so far for which the sampler gave no log-probability.",
 }
 """Columns that a row may add; any other name is allowed too, without an entry in the glossary."""

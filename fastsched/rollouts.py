@@ -1,7 +1,7 @@
 """Around one rollout batch: this rank's share, rewards, outcomes over all ranks, refills, weight sync with its check, sample rows."""
 
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Optional, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from fastsched.config import ConfigError
 from fastsched.data.rewards import RewardItem
 from fastsched.engines.rollout import measure_sync, require_sync
 from fastsched.engines.weights import SyncError, layer_fingerprints
-from fastsched.learn.advantages import flat_groups
+from fastsched.groups import flat_groups
 from fastsched.types import Outcomes, Prompt, Response, Sampling, Selection
 
 SYNC_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}  # bf16 logits near 30 are 0.125 apart
@@ -23,6 +23,7 @@ class Batch:
     prompts: list[Prompt]
     seeds: list[int]
     sampling: Sampling
+    responses: Optional[list[int]]  # of each prompt; None: the same number of every prompt
 
     @classmethod
     def of(cls, run: Run, selection: Selection, step: int, refill: int = 0) -> "Batch":
@@ -32,7 +33,8 @@ class Batch:
         mine = range(engine.rank, len(selection.rows), engine.world_size)
         r = run.cfg.rollout
         sampling = Sampling(r.responses, r.max_new_tokens, r.temperature, r.top_p, r.top_k)
-        return cls([run.train_set.prompt(int(selection.rows[i])) for i in mine], [int(seeds[i]) for i in mine], sampling)
+        each = None if selection.responses is None else [int(selection.responses[i]) for i in mine]
+        return cls([run.train_set.prompt(int(selection.rows[i])) for i in mine], [int(seeds[i]) for i in mine], sampling, each)
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,21 @@ class Rollouts:
     texts: list[str]
     outcomes: Outcomes
     probe: list[int]  # token ids of one prompt and response, for the check of the weight sync
+    trained: int  # groups of all ranks
 
 
-def roll_out(run: Run, step: int) -> Rollouts:
-    """Sample and score the prompts of one step.
+def roll_out(run: Run, step: int, wanted: int) -> Rollouts:
+    """Sample and score `wanted` prompts, P.
 
     With `scheduler.refills`, DAPO's dynamic sampling (arXiv 2503.14476): as long as fewer than P groups of all ranks have two
     different rewards, another P prompts, at most `refills` times. The first P such groups are trained, and where there are
     fewer, groups without signal after them.
     """
-    wanted, parts, taken = run.cfg.train.prompts_per_step, [], []
+    parts, taken = [], []
     for refill in range(1 + run.cfg.scheduler.refills):
-        parts.append(_one_batch(run, step, refill))
+        with run.log.phase("control"):
+            selection = run.scheduler.next_prompts(wanted)
+        parts.append(one_batch(run, selection, step, refill))
         taken.append(~flat_groups(parts[-1].outcomes.rewards))
         if sum(t.sum() for t in taken) >= wanted:
             break
@@ -64,17 +69,17 @@ def roll_out(run: Run, step: int) -> Rollouts:
     return _merge(parts, chosen, run.learner.engine.rank, run.learner.engine.world_size)
 
 
-def _one_batch(run: Run, step: int, refill: int) -> Rollouts:
-    log = run.log
-    with log.phase("control"):
-        selection = run.scheduler.next_prompts()
-        batch = Batch.of(run, selection, step, refill)
+def one_batch(run: Run, selection: Selection, step: int, number: int = 0) -> Rollouts:
+    """One generation, scored; `number` counts those of a step, so that each has seeds of its own."""
+    log, batch = run.log, Batch.of(run, selection, step, number)
     with log.phase("rollout"):
-        responses = run.rollout.generate(batch.prompts, batch.sampling, batch.seeds)
+        responses = run.rollout.generate(batch.prompts, batch.sampling, batch.seeds, batch.responses) if batch.prompts else []
     with log.phase("reward"):
-        rewards, texts, _ = score(run, batch.prompts, responses)
-        outcomes = gather_outcomes(run, selection, responses, rewards)
-    return Rollouts(batch.prompts, responses, rewards, texts, outcomes, [*responses[0].prompt_ids, *responses[0].token_ids])
+        each = batch.responses or [batch.sampling.responses] * len(batch.prompts)
+        scores, texts, _ = score_each(run, [p for p, n in zip(batch.prompts, each, strict=True) for _ in range(n)], responses)
+        rewards, outcomes = gather_outcomes(run, selection, responses, scores)
+    probe = [*responses[0].prompt_ids, *responses[0].token_ids] if responses else run.train_set.prompt(int(selection.rows[0])).token_ids
+    return Rollouts(batch.prompts, responses, rewards, texts, outcomes, list(probe), len(selection.rows))
 
 
 def _merge(parts: list[Rollouts], chosen: np.ndarray, rank: int, world: int) -> Rollouts:
@@ -84,32 +89,56 @@ def _merge(parts: list[Rollouts], chosen: np.ndarray, rank: int, world: int) -> 
     size, group = len(parts[0].outcomes.rows), parts[0].rewards.shape[1]
     mine = [(i // size, i % size // world) for i in chosen.tolist() if i % size % world == rank]
     pick = lambda values, k: values[k * group:(k + 1) * group]
-    joined = Outcomes(*(np.concatenate([getattr(p.outcomes, name) for p in parts])
-                        for name in ("rows", "bins", "rewards", "lengths", "truncated")))
     return Rollouts([parts[p].prompts[k] for p, k in mine], [r for p, k in mine for r in pick(parts[p].responses, k)],
                     np.array([parts[p].rewards[k] for p, k in mine]).reshape(len(mine), group),
-                    [t for p, k in mine for t in pick(parts[p].texts, k)], joined, parts[-1].probe)
+                    [t for p, k in mine for t in pick(parts[p].texts, k)], join_outcomes([p.outcomes for p in parts]), parts[-1].probe,
+                    len(chosen))
 
 
-def score(run: Run, prompts: list[Prompt], responses: list[Response]) -> tuple[np.ndarray, list[str], dict[str, int]]:
+def join_outcomes(parts: Sequence[Outcomes]) -> Outcomes:
+    """One after another; narrower ones are widened by responses that were not sampled."""
+    width = max(part.rewards.shape[1] for part in parts)
+    widen = lambda values, empty: np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=empty)
+    continued = [np.zeros(len(p.rows), bool) if p.continued is None else p.continued for p in parts]
+    return Outcomes(np.concatenate([p.rows for p in parts]), np.concatenate([p.bins for p in parts]),
+                    np.concatenate([widen(p.rewards, np.nan) for p in parts]), np.concatenate([widen(p.lengths, 0) for p in parts]),
+                    np.concatenate([widen(p.truncated, False) for p in parts]),
+                    None if all(p.continued is None for p in parts) else np.concatenate(continued))
+
+
+def score(run: Run, prompts: list[Prompt], responses: Sequence[Response]) -> tuple[np.ndarray, list[str], dict[str, int]]:
     """Rewards [P, G] (NaN: failed), decoded responses in the same order, and failures by kind."""
-    texts = run.tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
     group = len(responses) // len(prompts)
-    items = [RewardItem(text, prompts[i // group].text, prompts[i // group].answer, prompts[i // group].meta)
-             for i, text in enumerate(texts)]
+    rewards, texts, errors = score_each(run, [prompt for prompt in prompts for _ in range(group)], responses)
+    return rewards.reshape(len(prompts), group), texts, errors
+
+
+def score_each(run: Run, prompts: Sequence[Prompt], responses: Sequence[Response]) -> tuple[np.ndarray, list[str], dict[str, int]]:
+    """As `score`, with the prompt of every response: rewards [n]."""
+    texts = run.tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True) if responses else []
+    items = [RewardItem(text, p.text, p.answer, p.meta) for text, p in zip(texts, prompts, strict=True)]
     result = run.rewards.score(items)
     for kind, message in result.messages.items():
         run.log.note_once(f"WARNING: reward failed ({kind}), its response is left out: {message}")
-    return np.asarray(result.rewards).reshape(len(prompts), group), texts, dict(result.errors)
+    return np.asarray(result.rewards, np.float64), texts, dict(result.errors)
 
 
-def gather_outcomes(run: Run, selection: Selection, responses: Sequence[Response], rewards: np.ndarray) -> Outcomes:
-    """Outcomes of all ranks in the order of `selection`."""
-    lengths = np.array([len(r.token_ids) for r in responses], np.int64).reshape(rewards.shape)
-    truncated = np.array([r.finish_reason == "length" for r in responses]).reshape(rewards.shape)
-    parts = run.learner.engine.all_gather((rewards, lengths, truncated))
-    merge = lambda k: np.stack([part[k] for part in parts], 1).reshape(len(selection.rows), -1)
-    return Outcomes(selection.rows, selection.bins, merge(0), merge(1), merge(2))
+def gather_outcomes(run: Run, selection: Selection, responses: Sequence[Response], rewards: np.ndarray) -> tuple[np.ndarray, Outcomes]:
+    """(this rank's rewards [P, G], outcomes of all ranks in the order of `selection`) from the rewards of this rank's responses [n].
+
+    G is the largest number of responses of any prompt; what was not sampled has reward NaN and length 0.
+    """
+    engine, prompts = run.learner.engine, len(selection.rows)
+    counts = np.full(prompts, run.cfg.rollout.responses) if selection.responses is None else selection.responses
+    place = np.arange(counts.max()) < counts[engine.rank::engine.world_size, None]
+    local = [np.full(place.shape, empty) for empty in (np.nan, 0, False)]
+    local[0][place], local[1][place] = rewards, [len(r.token_ids) for r in responses]
+    local[2][place] = [r.finish_reason == "length" for r in responses]
+    merged = [np.empty((prompts, values.shape[1]), values.dtype) for values in local]
+    for rank, part in enumerate(engine.all_gather(local)):
+        for whole, values in zip(merged, part, strict=True):
+            whole[rank::engine.world_size] = values
+    return local[0], Outcomes(selection.rows, selection.bins, *merged)
 
 
 def sync(run: Run, version: int, token_ids: Sequence[int]) -> None:

@@ -7,13 +7,14 @@ import numpy as np
 
 from fastsched.arguments import config_to_yaml
 from fastsched.assemble import Run, assemble
-from fastsched.checkpoint import agree_on, restore, save_checkpoint
+from fastsched.batches import train_batch
+from fastsched.checkpoint import agree_on, load_arrays, restore, save_checkpoint
 from fastsched.config import Config
 from fastsched.evaluate import evaluate
 from fastsched.guards import GUARD, Stop, require_agreement, why_stopped
 from fastsched.log import write_config, write_environment
-from fastsched.rollouts import roll_out, sample_rows, sync
-from fastsched.types import Knobs, Outcomes, Stats
+from fastsched.rollouts import Rollouts, sample_rows, sync
+from fastsched.types import Knobs, Stats
 
 
 @dataclass
@@ -56,6 +57,7 @@ def _start(run: Run, checkpoint: Path | None) -> Progress:
         state, ranks = restore(checkpoint, run.learner.engine)
         progress = Progress(**state["progress"])
         run.scheduler.load_state_dict(state["scheduler"])
+        run.buffer.load(load_arrays(checkpoint))
         run.learner.skipped_in_row = state["skipped_in_row"]
         run.log.note(f"resumed {checkpoint.name}: model, optimizer, averaged policy, scheduler, sampler position, random generators; "
                      f"next is step {progress.step + 1}")
@@ -74,7 +76,7 @@ def _start(run: Run, checkpoint: Path | None) -> Progress:
 
 def _step(run: Run, progress: Progress) -> None:
     cfg, log, step = run.cfg, run.log, progress.step + 1
-    rolled = roll_out(run, step)
+    rolled = train_batch(run, step)
     knobs = run.scheduler.knobs()
     require_agreement(run.learner.engine, knobs, rolled.outcomes, step)
     with log.phase("learn"):
@@ -89,27 +91,29 @@ def _step(run: Run, progress: Progress) -> None:
             progress.accuracy = evaluate(run, step)
     progress.step = step
     progress.tokens_total += int(rolled.outcomes.lengths.sum())
-    progress.prompts_total += len(rolled.outcomes.rows)
+    progress.prompts_total += rolled.outcomes.new_prompts
     signal_free = stats.flat_groups == 1.0 and knobs.entropy_coef == 0 and knobs.kl_coef == 0
     progress.flat_in_row = progress.flat_in_row + 1 if signal_free else 0
-    log.step(_row(run, progress, knobs, stats, rolled.outcomes))
+    log.step(_row(run, progress, knobs, stats, rolled))
     log.samples(step, sample_rows(rolled.prompts, rolled.responses, rolled.rewards, rolled.texts))
     for message in run.scheduler.messages():
         log.note(message)
 
 
-def _row(run: Run, progress: Progress, knobs: Knobs, stats: Stats, outcomes: Outcomes) -> dict:
+def _row(run: Run, progress: Progress, knobs: Knobs, stats: Stats, rolled: Rollouts) -> dict:
     """One row of metrics.csv; the t_ columns come from the log's phases."""
+    outcomes, sampled = rolled.outcomes, rolled.outcomes.sampled
     scored = outcomes.rewards[np.isfinite(outcomes.rewards)]
     measured = asdict(stats)
     measured["skipped_nonfinite"] = measured.pop("skipped")
     return {
         "step": progress.step, "tokens_total": progress.tokens_total, "prompts_total": progress.prompts_total,
         "reward_mean": float(scored.mean()) if scored.size else float("nan"),
-        "reward_std": float(scored.std()) if scored.size else float("nan"), "reward_failures": int(outcomes.rewards.size - scored.size),
+        "reward_std": float(scored.std()) if scored.size else float("nan"), "reward_failures": int(sampled.sum() - scored.size),
         "r_thr": knobs.r_threshold, "lambda_h": knobs.entropy_coef, "lambda_kl": knobs.kl_coef, "ema_alpha": knobs.ema_alpha,
         "lr_scale": knobs.lr_scale, "temporal_s": knobs.temporal_s, "rule": knobs.rule, **run.scheduler.report(), **measured,
-        "truncated": float(outcomes.truncated.mean()), "response_len_mean": float(outcomes.lengths.mean()),
+        "truncated": float(outcomes.truncated[sampled].mean()), "response_len_mean": float(outcomes.lengths[sampled].mean()),
+        "trained_groups": rolled.trained, "buffered_groups": len(run.buffer),
         "missing_logprobs": run.rollout.missing_logprobs, "tokens_per_s": float(outcomes.lengths.sum()) / run.log.step_seconds(),
         "peak_mem_gb": run.log.peak_memory_gb(),
     }
@@ -119,7 +123,7 @@ def _save(run: Run, progress: Progress) -> None:
     with run.log.phase("checkpoint"):
         state = {"progress": asdict(progress), "scheduler": run.scheduler.state_dict(), "skipped_in_row": run.learner.skipped_in_row}
         score = {"none": None, "accuracy": progress.accuracy, "success": run.scheduler.success.ema}[run.cfg.train.keep_best]
-        save_checkpoint(run.run_dir, progress.step, run.learner.engine, state, run.cfg.train.keep_checkpoints, score)
+        save_checkpoint(run.run_dir, progress.step, run.learner.engine, state, run.cfg.train.keep_checkpoints, score, run.buffer.arrays())
 
 
 def _due(step: int, every: int) -> bool:

@@ -39,6 +39,7 @@ class Selection:
 
     rows: np.ndarray  # [P] int64 dataset rows
     bins: np.ndarray  # [P] int64 difficulty bin of each row
+    responses: Optional[np.ndarray] = None  # [P] int64 responses of each prompt; None: G of every prompt
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,27 @@ class Response:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What came of every prompt that was rolled out, gathered over all ranks, before any group is dropped."""
+    """What came of every prompt that was rolled out, gathered over all ranks, before any group is dropped.
+
+    G is the largest number of responses; where a prompt got fewer, lengths are 0 and rewards NaN.
+    """
 
     rows: np.ndarray  # [P] int64
     bins: np.ndarray  # [P] int64
     rewards: np.ndarray  # [P, G] float64; NaN where scoring failed
     lengths: np.ndarray  # [P, G] int64 response tokens
     truncated: np.ndarray  # [P, G] bool, stopped by the length limit
+    continued: Optional[np.ndarray] = None  # [P] bool, further responses of a prompt counted before (SPEED); None: none
+
+    @property
+    def sampled(self) -> np.ndarray:
+        """[P, G] bool: there is such a response."""
+        return self.lengths > 0
+
+    @property
+    def new_prompts(self) -> int:
+        """Prompts rolled out, those that were only continued left out."""
+        return len(self.rows) - (0 if self.continued is None else int(self.continued.sum()))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ def part(offset, rank, world, size=4, group=2):
     counts = np.ones((size, group), np.int64)
     mine = [row for i, row in enumerate(rows.tolist()) if i % world == rank]
     replies = [f"{row}.{k}" for row in mine for k in range(group)]
-    return Rollouts(mine, replies, rewards[rank::world], replies, Outcomes(rows, rows, rewards, counts, counts == 0), [offset])
+    return Rollouts(mine, replies, rewards[rank::world], replies, Outcomes(rows, rows, rewards, counts, counts == 0), [offset], size)
 
 
 def test_every_chosen_group_is_trained_on_the_rank_that_rolled_it_out():

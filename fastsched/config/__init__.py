@@ -13,6 +13,7 @@ from fastsched.config.run import (
     RolloutConfig,
     TrainConfig,
 )
+from fastsched.config.samplers import DotsConfig, LearnedConfig, ReplayConfig, SpeedConfig, VcrlConfig
 from fastsched.config.scheduler import (
     AdaRFTConfig,
     AdsConfig,
@@ -25,7 +26,8 @@ from fastsched.config.scheduler import (
 )
 
 __all__ = [
-    "AdaRFTConfig", "AdsConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "FeaturesConfig", "FeaturesMissing",
-    "GresoConfig", "LearnerConfig", "LogConfig", "ModelConfig", "ModelShape", "MoppsConfig", "RewardConfig", "RolloutConfig",
-    "SchedulerConfig", "SecConfig", "TemporalConfig", "TrainConfig", "default_cache_dir", "require",
+    "AdaRFTConfig", "AdsConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "DotsConfig", "FeaturesConfig",
+    "FeaturesMissing", "GresoConfig", "LearnedConfig", "LearnerConfig", "LogConfig", "ModelConfig", "ModelShape", "MoppsConfig",
+    "ReplayConfig", "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "SpeedConfig", "TemporalConfig", "TrainConfig",
+    "VcrlConfig", "default_cache_dir", "require",
 ]

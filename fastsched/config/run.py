@@ -240,3 +240,19 @@ class Config:
         require(self.scheduler.kind != "ads" or prompts == ads.clusters * ads.size,
                 f"train.prompts_per_step: {prompts}, but scheduler.ads draws {ads.clusters} clusters of {ads.size} prompts; "
                 f"set it to {ads.clusters * ads.size}, or change scheduler.ads.clusters or scheduler.ads.size")
+        if self.scheduler.kind in ("speed", "dots"):
+            _check_earlier_responses(self)
+
+
+def _check_earlier_responses(cfg: Config) -> None:
+    """What training on responses of earlier weights needs: their ratio is taken to the sampler's own log-probabilities."""
+    kind, rollout = f"scheduler.kind={cfg.scheduler.kind} trains responses of earlier weights", cfg.rollout
+    require(rollout.correction == "none", f"rollout.correction: {kind}, whose ratio to the sampler's log-probabilities already holds the "
+                                          f"correction that {rollout.correction} would apply again; set it to none")
+    require(rollout.top_p == 1.0 and rollout.top_k == -1, f"rollout.top_p, rollout.top_k: {kind} against the sampler's log-probabilities, "
+                                                          "which top_p and top_k renormalise; use top_p=1, top_k=-1")
+    screen = cfg.scheduler.speed.screen
+    require(cfg.scheduler.kind != "speed" or screen < rollout.responses,
+            f"scheduler.speed.screen: {screen} of rollout.responses {rollout.responses} leave nothing to continue; lower it")
+    require(cfg.scheduler.kind != "dots" or int(cfg.scheduler.dots.replay * cfg.train.prompts_per_step) < cfg.train.prompts_per_step,
+            "scheduler.dots.replay: leaves no new prompt in a batch; lower it")

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Optional
 
 from fastsched.config.checks import require
+from fastsched.config.samplers import DotsConfig, LearnedConfig, ReplayConfig, SpeedConfig, VcrlConfig
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ class AdsConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    kind: Literal["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso", "ads"] = "adaptive"
+    kind: Literal["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso", "ads", "vcrl", "replay", "speed", "dots",
+                  "learned"] = "adaptive"
     """Sampler: success window over difficulty bins, fixed bin weights, uniform over prompts, or one of the literature."""
     window: tuple[float, float] = (0.40, 0.60)
     """Band in which mean success is held."""
@@ -147,12 +149,19 @@ class SchedulerConfig:
     mopps: MoppsConfig = field(default_factory=MoppsConfig)
     greso: GresoConfig = field(default_factory=GresoConfig)
     ads: AdsConfig = field(default_factory=AdsConfig)
+    vcrl: VcrlConfig = field(default_factory=VcrlConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    speed: SpeedConfig = field(default_factory=SpeedConfig)
+    dots: DotsConfig = field(default_factory=DotsConfig)
+    learned: LearnedConfig = field(default_factory=LearnedConfig)
     temporal: TemporalConfig = field(default_factory=TemporalConfig)
 
     def __post_init__(self):
         require(0 < self.window[0] < self.window[1] < 1, "scheduler.window: need 0 < low < high < 1")
         require(0 <= self.weight_floor <= 1, "scheduler.weight_floor: must lie in [0, 1]")
         require(self.refills >= 0, "scheduler.refills: must be at least 0")
+        require(self.refills == 0 or self.kind not in ("speed", "dots"),
+                f"scheduler.refills: scheduler.kind={self.kind} fills its batches from a buffer of its own; set refills to 0")
         require(self.update_every >= 1, "scheduler.update_every: must be at least 1")
         require(self.drift_low < self.drift_high, "scheduler: need drift_low < drift_high")
         require(0 <= self.success_beta < 1 and 0 <= self.statistics_beta < 1,

@@ -8,9 +8,8 @@ import math
 import numpy as np
 
 from fastsched.config import SchedulerConfig
+from fastsched.groups import group_advantages
 from fastsched.types import Outcomes
-
-EPSILON = 1e-6  # beside the standard deviation of a group's rewards, as in the learner's advantages
 
 
 def sec_start(bins: int) -> list[float]:
@@ -27,18 +26,10 @@ def sec_weights(q: list[float], available: np.ndarray, cfg: SchedulerConfig) -> 
 
 def sec_observe(q: list[float], outcomes: Outcomes, cfg: SchedulerConfig) -> list[float]:
     """Q <- (1 - rate) Q + rate q, with q the mean |advantage| of the bin's responses and 0 for a bin without any."""
-    size = np.mean(np.abs(_advantages(outcomes.rewards)), axis=1)
+    size = np.mean(np.abs(group_advantages(outcomes.rewards, normalise_std=True)), axis=1)
     drawn = np.bincount(outcomes.bins, minlength=len(q))
     gain = np.bincount(outcomes.bins, weights=size, minlength=len(q)) / np.maximum(drawn, 1)
     return ((1 - cfg.sec.rate) * np.array(q) + cfg.sec.rate * gain).tolist()
-
-
-def _advantages(rewards: np.ndarray) -> np.ndarray:
-    """[P, G] advantages in units of the group's standard deviation; 0 where scoring failed."""
-    scored = np.isfinite(rewards)
-    count = np.maximum(scored.sum(1, keepdims=True), 1)
-    centred = np.where(scored, rewards - np.where(scored, rewards, 0.0).sum(1, keepdims=True) / count, 0.0)
-    return centred / (np.sqrt((centred**2).sum(1, keepdims=True) / count) + EPSILON)
 
 
 def adarft_start(bins: int) -> list[float]:

@@ -39,6 +39,23 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x >> np.uint64(32)
 
 
+def apportion(weights: np.ndarray, count: int, sizes: np.ndarray, offset: float) -> np.ndarray:
+    """[K] int64 counts that sum to `count`, none above `sizes`; needs count <= sum(sizes).
+
+    Systematic rounding: with `offset` uniform in [0, 1) each bin gets floor or ceil of count * weight and exactly
+    that on average, so a batch carries no multinomial noise. What a small bin cannot hold goes to the others by
+    weight, and to bins of weight 0 only when no other has room.
+    """
+    counts = np.zeros_like(sizes)
+    while (left := count - counts.sum()) > 0:
+        room = sizes - counts
+        share = np.where(room > 0, weights, 0.0)
+        total = np.cumsum(share if share.any() else room)
+        edges = np.minimum(np.floor(left * (total / total[-1]) + offset), left).astype(np.int64)
+        counts += np.minimum(np.diff(edges, prepend=0), room)
+    return counts
+
+
 class Deck:
     """The rows of every bin in shuffled order. K bins, N rows."""
 

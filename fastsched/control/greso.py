@@ -3,12 +3,14 @@
 N prompts, P of them a batch. State: one byte a prompt beside the deck's.
 """
 
+from typing import Optional
+
 import numpy as np
 
 from fastsched.config import SchedulerConfig
-from fastsched.control.deck import Deck
+from fastsched.control.prompts import PromptSampler
 from fastsched.control.window import Success
-from fastsched.types import Outcomes, Selection
+from fastsched.types import Features, Outcomes, Selection
 
 LEAST = 0.01  # probability with which a prompt is drawn however often it was flat
 STEP, LOW, HIGH = 0.01, 0.05, 0.95  # one move of p_easy and p_hard, and their bounds
@@ -16,20 +18,16 @@ EASY_SHARE = 1 / 3  # of the flat prompts aimed at; the rest are hard
 ROUNDS = 64  # of candidates before a batch is filled up without skipping
 
 
-class SkippingSampler:
+class SkippingSampler(PromptSampler):
     """Deck order; a prompt flat in its last z visits is kept with probability max(p^z, 0.01), p by whether it was solved."""
 
-    def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int):
-        """As samplers.BinSampler."""
-        self.cfg, self.sizes, self.bins = cfg, sizes, bins
-        self.deck = Deck(np.zeros_like(bins), np.array([len(bins)]), seed)
-        self.rng = np.random.Generator(np.random.PCG64(seed))
+    def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
+                 features: Optional[Features] = None):
+        super().__init__(cfg, bins, sizes, prompts, seed, features)
         self.streak = np.zeros(len(bins), np.int8)  # visits in a row with equal rewards; negative where the last was unsolved
         self.easy = self.hard = 0.5
-        self.weights = sizes / sizes.sum()
 
     def draw(self, count: int, success: Success) -> Selection:
-        """`count` distinct rows in random order; `weights` become the bins' shares of this batch."""
         rows = np.zeros(0, np.int64)
         for _ in range(ROUNDS):
             found = np.setdiff1d(self.deck.draw(np.array([count - len(rows)])), rows)
@@ -39,10 +37,7 @@ class SkippingSampler:
         else:
             rest = np.setdiff1d(np.arange(len(self.bins)), rows)
             rows = np.concatenate([rows, self.rng.permutation(rest)[:count - len(rows)]])
-        rows = self.rng.permutation(rows)
-        bins = self.bins[rows].astype(np.int64)
-        self.weights = np.bincount(bins, minlength=len(self.sizes)) / count
-        return Selection(rows=rows, bins=bins)
+        return self.selection(rows)
 
     def keep_probability(self, rows: np.ndarray) -> np.ndarray:
         streak = self.streak[rows].astype(np.int64)
@@ -68,16 +63,12 @@ class SkippingSampler:
     def _moved(p: float, seen: float, wanted: float) -> float:
         return float(min(max(p + (STEP if seen < wanted else -STEP), LOW), HIGH))
 
-    def state_dict(self) -> dict:
+    def own_state(self) -> dict:
         """The streaks of the prompts that have one."""
         seen = np.flatnonzero(self.streak)
-        return {"weights": self.weights.tolist(), "rng": self.rng.bit_generator.state, "deck": self.deck.state_dict(),
-                "easy": self.easy, "hard": self.hard, "seen": seen.tolist(), "streak": self.streak[seen].tolist()}
+        return {"easy": self.easy, "hard": self.hard, "seen": seen.tolist(), "streak": self.streak[seen].tolist()}
 
-    def load_state_dict(self, state: dict) -> None:
-        self.weights = np.array(state["weights"], dtype=np.float64)
-        self.rng.bit_generator.state = state["rng"]
-        self.deck.load_state_dict(state["deck"])
+    def load_own_state(self, state: dict) -> None:
         self.easy, self.hard = state["easy"], state["hard"]
         self.streak.fill(0)
         self.streak[state["seen"]] = state["streak"]

@@ -12,16 +12,24 @@ import numpy as np
 from fastsched.config import SchedulerConfig, require
 from fastsched.control.ads import AdsSampler
 from fastsched.control.bandits import adarft_observe, adarft_start, adarft_weights, sec_observe, sec_start, sec_weights
-from fastsched.control.deck import Deck
+from fastsched.control.deck import Deck, apportion
+from fastsched.control.dots import PredictingSampler
 from fastsched.control.greso import SkippingSampler
+from fastsched.control.learned import ProgressSampler
 from fastsched.control.mopps import PosteriorSampler
+from fastsched.control.prompts import PromptSampler
+from fastsched.control.replay import ReplaySampler
+from fastsched.control.speed import ScreeningSampler
+from fastsched.control.vcrl import VarianceSampler
 from fastsched.control.window import Success, window_weights
 from fastsched.types import Features, Outcomes, Selection
 
 BANDITS = {"sec": (sec_start, sec_weights, sec_observe), "adarft": (adarft_start, adarft_weights, adarft_observe)}
 
+PROMPT_SAMPLERS = {"mopps": PosteriorSampler, "greso": SkippingSampler, "vcrl": VarianceSampler, "replay": ReplaySampler,
+                   "speed": ScreeningSampler, "dots": PredictingSampler, "learned": ProgressSampler}
 
-Sampler = Union["BinSampler", PosteriorSampler, SkippingSampler, AdsSampler]
+Sampler = Union["BinSampler", PromptSampler, AdsSampler]
 
 
 def make_sampler(cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
@@ -29,24 +37,9 @@ def make_sampler(cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prom
     """The sampler of `scheduler.kind`; arguments as BinSampler's, and `features` for the kinds that need them."""
     if cfg.kind == "ads":
         return AdsSampler(cfg, bins, sizes, prompts, seed, features)
-    return {"mopps": PosteriorSampler, "greso": SkippingSampler}.get(cfg.kind, BinSampler)(cfg, bins, sizes, prompts, seed)
-
-
-def apportion(weights: np.ndarray, count: int, sizes: np.ndarray, offset: float) -> np.ndarray:
-    """[K] int64 counts that sum to `count`, none above `sizes`; needs count <= sum(sizes).
-
-    Systematic rounding: with `offset` uniform in [0, 1) each bin gets floor or ceil of count * weight and exactly
-    that on average, so a batch carries no multinomial noise. What a small bin cannot hold goes to the others by
-    weight, and to bins of weight 0 only when no other has room.
-    """
-    counts = np.zeros_like(sizes)
-    while (left := count - counts.sum()) > 0:
-        room = sizes - counts
-        share = np.where(room > 0, weights, 0.0)
-        total = np.cumsum(share if share.any() else room)
-        edges = np.minimum(np.floor(left * (total / total[-1]) + offset), left).astype(np.int64)
-        counts += np.minimum(np.diff(edges, prepend=0), room)
-    return counts
+    if cfg.kind in PROMPT_SAMPLERS:
+        return PROMPT_SAMPLERS[cfg.kind](cfg, bins, sizes, prompts, seed, features)
+    return BinSampler(cfg, bins, sizes, prompts, seed)
 
 
 def fixed_weights(sizes: np.ndarray, prompts: int, cfg: SchedulerConfig) -> np.ndarray:

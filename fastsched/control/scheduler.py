@@ -56,9 +56,9 @@ class Scheduler:
         self.said: list[str] = []
         self.waiting: list[str] = []
 
-    def next_prompts(self) -> Selection:
-        """P distinct rows for this step."""
-        return self.sampler.draw(self.prompts, self.success)
+    def next_prompts(self, count: Optional[int] = None) -> Selection:
+        """P distinct rows for this step, or `count`; of kind `speed`, the candidates from which about so many groups will come."""
+        return self.sampler.draw(self.prompts if count is None else count, self.success)
 
     def knobs(self) -> Knobs:
         """What holds for this step."""

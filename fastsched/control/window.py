@@ -45,7 +45,7 @@ def unknown_success(bins: int, r_threshold: float) -> Success:
 
 
 def observe_success(state: Success, outcomes: Outcomes, cfg: SchedulerConfig) -> Success:
-    """The state after one batch. Non-finite rewards are left out and counted; a bin changes only when it was scored.
+    """The state after one batch. Non-finite rewards of sampled responses are left out and counted; a bin changes only when it was scored.
 
     p_b is an EMA; the posterior forgets as a <- beta a + (1 - beta) + wins (algorithms.md 3, MoPPS, with prior 1).
     """
@@ -69,7 +69,7 @@ def observe_success(state: Success, outcomes: Outcomes, cfg: SchedulerConfig) ->
         losses=tuple(remember(state.losses, scored - wins).tolist()),
         tried=tuple(tried.tolist()),
         graded=state.graded or bool(np.any(finite & (rewards != 0) & (rewards != 1))),
-        failed_scores=state.failed_scores + int((~finite).sum()),
+        failed_scores=state.failed_scores + int((outcomes.sampled & ~finite).sum()),
     )
 
 

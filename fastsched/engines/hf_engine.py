@@ -4,14 +4,14 @@ B rows of one batch (prompts repeated G times), V vocabulary.
 """
 
 from pathlib import Path
-from typing import Iterable, Sequence
+from typing import Iterable, Optional, Sequence
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from fastsched.config import RolloutConfig, require
-from fastsched.engines.rollout import check_request, require_usable, response_seed
+from fastsched.engines.rollout import check_request, each_response, require_usable
 from fastsched.engines.weights import checked, expected_shapes, layer_fingerprints
 from fastsched.types import Prompt, Response, Sampling
 
@@ -33,16 +33,16 @@ class TransformersRollout:
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=self.dtype, trust_remote_code=trust_remote_code)
         self._model = model.to(self._device).eval()
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int]) -> list[Response]:
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int],
+                 responses: Optional[Sequence[int]] = None) -> list[Response]:
         require_usable(self._failed_version)
-        check_request(prompts, sampling, seeds, self.max_model_len)
-        rows = [prompt for prompt in prompts for _ in range(sampling.responses)]
-        row_seeds = [response_seed(seed, g) for seed in seeds for g in range(sampling.responses)]
-        responses = []
+        check_request(prompts, sampling, seeds, self.max_model_len, responses)
+        rows, row_seeds = each_response(prompts, sampling, seeds, responses)
+        sampled = []
         for start in range(0, len(rows), self._max_rows):
             chunk = slice(start, start + self._max_rows)
-            responses += self._sample(rows[chunk], sampling, row_seeds[chunk])
-        return responses
+            sampled += self._sample(rows[chunk], sampling, row_seeds[chunk])
+        return sampled
 
     @torch.no_grad()
     def _sample(self, rows: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int]) -> list[Response]:

@@ -4,7 +4,7 @@ P prompts, G responses a prompt, L tokens of one response.
 """
 
 from pathlib import Path
-from typing import Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
+from typing import Callable, Iterable, Mapping, NamedTuple, Optional, Protocol, Sequence
 
 import numpy as np
 import torch
@@ -24,15 +24,17 @@ class RolloutEngine(Protocol):
     max_model_len: int
     dtype: torch.dtype
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int]) -> list[Response]:
-        """P*G responses, prompt-major.
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int],
+                 responses: Optional[Sequence[int]] = None) -> list[Response]:
+        """G responses of every prompt, or `responses[p]` of prompt p; prompt-major.
 
         Response g of prompt p draws from a stream seeded by (seeds[p], g) alone, so order and company of the prompts
         change it only as far as matrix products round differently. `logp` is log softmax(z/T) after top-k and top-p
         in fp32; with temperature 0 (greedy) it is log softmax(z). A log-probability that the engine could not give is
         NaN and counted. The sampled stop token belongs to the response.
-        ConfigError: a prompt that is empty or leaves no room for `max_new_tokens`; a seed missing or negative;
-        a temperature in (0, 0.01). SyncError: an earlier `load_weights` failed half way.
+        ConfigError: a prompt that is empty or leaves no room for `max_new_tokens`; a seed missing or negative; not one
+        positive number of responses for each prompt; a temperature in (0, 0.01). SyncError: an earlier `load_weights`
+        failed half way.
         """
 
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -68,8 +70,19 @@ def response_seed(seed: int, g: int) -> int:
     return int(np.random.SeedSequence((seed, g)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def check_request(prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int], max_model_len: int) -> None:
+def each_response(prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int],
+                  responses: Optional[Sequence[int]] = None) -> tuple[list[Prompt], list[int]]:
+    """The prompt and the `response_seed` of every response that `RolloutEngine.generate` is asked for, prompt-major."""
+    counts = [sampling.responses] * len(prompts) if responses is None else responses
+    rows = [prompt for prompt, count in zip(prompts, counts, strict=True) for _ in range(count)]
+    return rows, [response_seed(seed, g) for seed, count in zip(seeds, counts, strict=True) for g in range(count)]
+
+
+def check_request(prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int], max_model_len: int,
+                  responses: Optional[Sequence[int]] = None) -> None:
     """ConfigError for whatever the engine could only fail on later (see `RolloutEngine.generate`)."""
+    require(responses is None or len(responses) == len(prompts) and min(responses, default=1) >= 1,
+            f"generate: {len(prompts)} prompts need one positive number of responses each")
     require(len(seeds) == len(prompts), f"generate: {len(prompts)} prompts but {len(seeds)} seeds")
     require(all(seed >= 0 for seed in seeds), "generate: seeds must not be negative")
     require(sampling.responses >= 1 and sampling.max_new_tokens >= 1,

@@ -5,14 +5,14 @@ import os
 import random
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterable, Sequence
+from typing import Iterable, Optional, Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from fastsched.config import RolloutConfig, require
-from fastsched.engines.rollout import check_request, require_usable, response_seed
+from fastsched.engines.rollout import check_request, each_response, require_usable
 from fastsched.engines.weights import checked, energy, expected_shapes, layer_group, probe
 from fastsched.types import Prompt, Response, Sampling
 
@@ -40,13 +40,14 @@ class VllmRollout:
         if self._borrowed_group:  # the engine's own finalizer would destroy the learner's process group
             self._llm.llm_engine.engine_core._finalizer.detach()
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int]) -> list[Response]:
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int],
+                 responses: Optional[Sequence[int]] = None) -> list[Response]:
         require_usable(self._failed_version)
-        check_request(prompts, sampling, seeds, self.max_model_len)
+        check_request(prompts, sampling, seeds, self.max_model_len, responses)
         # A cached prefix was computed in another batch; without it a batch depends on nothing that ran before.
         self._llm.reset_prefix_cache()
-        rows = [prompt for prompt in prompts for _ in range(sampling.responses)]
-        params = [self._params(sampling, response_seed(seed, g)) for seed in seeds for g in range(sampling.responses)]
+        rows, row_seeds = each_response(prompts, sampling, seeds, responses)
+        params = [self._params(sampling, seed) for seed in row_seeds]
         inputs = [{"prompt_token_ids": list(row.token_ids)} for row in rows]
         with _torch_random_state_kept():
             outputs = self._llm.generate(inputs, params, use_tqdm=False)

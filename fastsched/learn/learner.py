@@ -13,7 +13,7 @@ from fastsched_kernels.linear import LinearStats, linear_token_stats
 from fastsched_kernels.trajectory import trajectory_keep
 
 from fastsched.config import Config
-from fastsched.learn.advantages import flat_groups, group_advantages, without_unsolved
+from fastsched.groups import flat_groups, group_advantages, without_unsolved
 from fastsched.learn.objective import SUMS, Objective, Tokens
 from fastsched.learn.packing import Sample, dummy, pack, token_weights
 from fastsched.learn.snr import gradient_snr

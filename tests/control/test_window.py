@@ -64,6 +64,13 @@ def test_a_batch_of_failed_scores_leaves_success_alone():
     assert (two.last, two.ema, two.bins, two.steps, two.failed_scores) == (None, 0.5, (0.5,), 2, 2)
 
 
+def test_what_was_not_sampled_is_no_failure():
+    """SPEED rolls prompts out in parts: a row may have fewer responses than the widest, their lengths are 0."""
+    given = replace(outcomes([0, 0], [[1, 0, np.nan, np.nan], [1, 1, 1, np.nan]]), lengths=np.array([[3, 2, 0, 0], [1, 4, 2, 5]]))
+    one = observe_success(unknown_success(1, 0.5), given, CFG)
+    assert one.failed_scores == 1 and one.last == pytest.approx(4 / 5) and (one.wins, one.losses) == ((5.0,), (2.0,))
+
+
 def test_posterior_forgets():
     one = observe_success(unknown_success(1, 0.5), outcomes([0], [[1, 1, 1, 0]]), CFG)
     assert (one.wins, one.losses) == ((4.0,), (2.0,))

@@ -80,6 +80,16 @@ def test_groups_are_prompt_major_and_carry_their_prompt(setup):
     assert len({r.token_ids for r in responses}) == len(responses)
 
 
+def test_prompts_may_have_different_numbers_of_responses(setup):
+    prompts, sampling, seeds = batch()
+    responses = setup.engine.generate(prompts, sampling, seeds, [1, 4, 2, 1])
+    assert [r.row for r in responses] == [0, 1, 1, 1, 1, 2, 2, 3]
+    even = setup.engine.generate(prompts, sampling, seeds)
+    assert same([responses[0], *responses[1:4], *responses[5:7], responses[7]], [even[0], *even[3:6], *even[6:8], even[9]])
+    assert largest(setup, responses, sampling.temperature) <= 1e-4
+    assert setup.engine.generate([], sampling, [], []) == []
+
+
 def test_a_response_depends_on_its_own_seed_only(setup):
     prompts, sampling, seeds = batch()
     responses = setup.engine.generate(prompts, sampling, seeds)

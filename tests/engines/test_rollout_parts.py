@@ -34,6 +34,13 @@ def test_a_batch_that_cannot_run_is_refused(sampling, seeds, message):
         check_request([prompt(0, 5), prompt(2, 140)], sampling, seeds, 192)
 
 
+@pytest.mark.parametrize("responses", [[1], [2, 0], [1, 1, 1]])
+def test_numbers_of_responses_that_do_not_fit_the_prompts_are_refused(responses):
+    check_request([prompt(0, 5), prompt(2, 4)], Sampling(2, 4), [1, 2], 192, [1, 3])
+    with pytest.raises(ConfigError, match="2 prompts need one positive number of responses each"):
+        check_request([prompt(0, 5), prompt(2, 4)], Sampling(2, 4), [1, 2], 192, responses)
+
+
 def test_an_empty_prompt_is_refused():
     with pytest.raises(ConfigError, match="row 4: the prompt is empty"):
         check_request([prompt(4, 0)], Sampling(1, 4), [1], 192)

@@ -10,7 +10,7 @@ from fastsched.config import Config, LearnerConfig, ModelConfig, RolloutConfig, 
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
 from fastsched.engines.models import load_policy
 from fastsched.engines.tiny import random_tiny
-from fastsched.learn.advantages import group_advantages
+from fastsched.groups import group_advantages
 from fastsched.learn.learner import Learner, NonFiniteLimit
 from fastsched.learn.objective import Objective
 from fastsched.types import Knobs, Response

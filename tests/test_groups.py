@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fastsched.learn.advantages import flat_groups, group_advantages
+from fastsched.groups import flat_groups, group_advantages, mixed_groups, success_rates, successes
 
 
 def test_formula_on_a_group():
@@ -36,3 +36,16 @@ def test_flat_groups_have_exactly_no_advantage():
     rewards = np.array([[0.1] * 7, [1.0] * 7, [0.3, 0.3, 0.3, 0.3, 0.3, 0.3, np.nan]])
     assert flat_groups(rewards).all() and not group_advantages(rewards, normalise_std=True).any()
     assert not flat_groups(np.array([[0.0, 1.0, np.nan]]))[0]
+
+
+def test_success_counts_scored_responses_above_the_threshold():
+    rewards = np.array([[1.0, 0.6, 0.5, np.nan], [0.2, np.nan, np.nan, np.nan], [np.nan] * 4])
+    good, scored = successes(rewards, 0.5)
+    assert good.tolist() == [2, 0, 0] and scored.tolist() == [3, 1, 0]
+    np.testing.assert_array_equal(success_rates(rewards, 0.5), [2 / 3, 0, np.nan])
+
+
+def test_a_group_is_mixed_when_some_succeed_and_some_do_not():
+    rewards = np.array([[1.0, 0.6], [1.0, 0.4], [0.2, 0.4], [1.0, np.nan], [np.nan, np.nan]])
+    assert mixed_groups(rewards, 0.5).tolist() == [False, True, False, False, False]
+    assert mixed_groups(rewards, 0.7).tolist() == [True, True, False, False, False]
