@@ -210,3 +210,13 @@ def test_two_ranks_under_a_launcher(fastsched, tmp_path, random_model, launcher)
             assert float(a[name]) == pytest.approx(float(b[name]), rel=1e-3, abs=1e-6), name
     counts = [json.loads((folder / "evals.jsonl").read_text().splitlines()[0])["n"] for folder in (one, two)]
     assert counts[0] == counts[1]
+
+
+def test_a_disk_that_fills_stops_with_a_reason_and_resumes(tmp_path, random_model):
+    """The fault: no file of the run may grow beyond 12 KiB, which metrics.jsonl needs after some steps."""
+    options = [sys.executable, "-m", "fastsched.cli", *small(random_model, tmp_path / "run", "--train.steps", "40",
+                                                             "--train.eval_at_ends", "false", "--log.tensorboard", "false")]
+    full = subprocess.run(["bash", "-c", 'ulimit -f 12; exec "$@"', "bash", *options], cwd=ROOT, env=environment(), capture_output=True,
+                          text=True, timeout=240)
+    assert full.returncode == 3 and "Traceback" not in full.stderr, full.stdout + full.stderr
+    assert "fastsched: a file grew beyond its limit" in full.stderr and "continue with --resume" in full.stderr
