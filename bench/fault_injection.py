@@ -43,7 +43,8 @@ def plant(kind: str, step: int, rank: int | None) -> None:
     here = lambda: now["step"] == step
     before(Learner, "update", lambda self, responses, rewards, knobs, at: now.update(step=at, micro=0))
     if kind == "rollout":  # between the last learner step and the next
-        before(TransformersRollout, "_sample", lambda *_: die() if now["step"] == step - 1 and step > 1 else None)
+        ready = lambda sampling: now["step"] == step - 1 and step > 1 and sampling.temperature > 0  # greedy is the evaluation
+        before(TransformersRollout, "_sample", lambda self, rows, sampling, seeds: die() if ready(sampling) else None)
     elif kind == "learn":  # inside the accumulation window: one micro-batch is in the gradients, the next is not
         before(DeepSpeedLearner, "backward", lambda *_, **__: die() if here() and now["micro"] == 1 else now.update(micro=now["micro"] + 1))
     elif kind in ("sync", "raise"):

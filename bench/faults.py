@@ -40,12 +40,11 @@ class Outcome:
     seconds: float
 
 
-def start(run_dir: Path, *extra: str, ranks: int = 1, fault: str = "", resume: bool = False, steps: int = STEPS,
-          path: str = "") -> tuple[int, str]:
+def start(run_dir: Path, *extra: str, ranks: int = 1, fault: str = "", resume: bool = False, path: str = "") -> tuple[int, str]:
     """One start of the command line; returns (exit code, console). A killed process has code -9, or what its launcher says."""
     module = ("-m", "bench.fault_injection") if fault else ("-m", "fastsched.cli")
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}") if ranks > 1 else ()
-    command = [sys.executable, *launcher, *module, *OPTIONS, "--train.steps", str(steps), "--run_dir", str(run_dir), *extra]
+    command = [sys.executable, *launcher, *module, *OPTIONS, "--train.steps", str(STEPS), "--run_dir", str(run_dir), *extra]
     search = os.pathsep.join(filter(None, (path, str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", ""))))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search, **({"FAULT": fault} if fault else {})}
     done = subprocess.run([*command, *(["--resume"] if resume else [])], env=environment, cwd=ROOT, capture_output=True, text=True,

@@ -81,7 +81,7 @@ class RunLog:
             return
         self._names, last = cut_csv(metrics, resume_step)
         for name in ("metrics.jsonl", "samples.jsonl", "evals.jsonl"):
-            cut_jsonl(self.run_dir / name, resume_step)
+            cut_jsonl(self.run_dir / name, resume_step or -1)  # from the start again: so is the evaluation before step 1
         if (last or 0) != resume_step:
             self.warn(f"metrics.csv ends at step {last or 0}, the checkpoint at {resume_step}: rows are missing")
 
@@ -245,13 +245,15 @@ class RunLog:
             self._tensorboard.close()
         if self._wandb:
             self._wandb.finish()
-        for file in self._files.values():
-            file.close()
-        if self._capture:
-            self._capture.restore()
-            self._console = Console(highlight=False) if self._own_console else self._console
-        self._capture = self._display = self._tensorboard = self._wandb = None
-        self._files = {}
+        try:
+            for file in self._files.values():
+                file.close()
+        finally:  # on a full disk a file cannot be closed: that must still reach the user
+            if self._capture:
+                self._capture.restore()
+                self._console = Console(highlight=False) if self._own_console else self._console
+            self._capture = self._display = self._tensorboard = self._wandb = None
+            self._files = {}
 
     def __enter__(self) -> "RunLog":
         return self

@@ -211,3 +211,14 @@ def test_another_version_is_refused_by_name(run_dir):
     (folder / "state.json").write_text(json.dumps({**state, "version": 99}))
     with pytest.raises(ConfigError, match="checkpoint version 99"):
         restore(folder, OneArray())
+
+
+def test_a_run_that_starts_again_makes_its_first_evaluation_once(tmp_path):
+    """Killed before the first checkpoint, after the evaluation of step 0, which the second start makes again."""
+    from fastsched.config import LogConfig
+    from fastsched.log import RunLog
+
+    for resume_step in (None, 0):
+        with RunLog(tmp_path, LogConfig(tensorboard=False, plots=False), 3, resume_step=resume_step) as log:
+            log.evaluation(0, {"all": 0.5}, {"all": 8})
+    assert len((tmp_path / "evals.jsonl").read_text().splitlines()) == 1

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import yaml
 
@@ -108,3 +109,18 @@ def test_dry_run_checks_the_whole_dataset(capsys, tmp_path, random_model):
     assert "dropped 1 rows" in capsys.readouterr().out
     assert "train.prompts_per_step" in fails(capsys, *dry(rows[:5]))
     assert "learner.micro_batch_tokens" in fails(capsys, *dry(rows[:16], "--learner.micro_batch_tokens", "64"))
+
+
+def test_g6_a_batch_that_ranks_cannot_share_names_the_multiple(capsys):
+    message = fails(capsys, "train", "--preset", "tiny-cpu", "--train.ranks", "3", "--dry-run")
+    assert "train.prompts_per_step: 32 prompts cannot be split over 3 ranks; use a multiple of 3" in message
+
+
+def test_b6_defaults_add_nothing_to_the_objective():
+    """No entropy bonus and no KL term that nobody asked for, every token trained, no correction."""
+    from fastsched.control.scheduler import Scheduler
+
+    cfg = Config()
+    knobs = Scheduler(cfg.scheduler, np.zeros(64, np.int64), 8, 10, seed=0).knobs()
+    assert (knobs.entropy_coef, knobs.kl_coef, knobs.temporal_s, knobs.lr_scale) == (0, 0, 0, 1)
+    assert cfg.rollout.correction == "none" and cfg.learner.dual_clip is None and cfg.learner.weight_decay == 0

@@ -1,7 +1,12 @@
-import numpy as np
+from types import SimpleNamespace
 
-from fastsched.rollouts import Rollouts, _merge
-from fastsched.types import Outcomes
+import numpy as np
+import pytest
+
+from fastsched.engines.weights import SyncError
+from fastsched.guards import why_stopped
+from fastsched.rollouts import Rollouts, _load_weights, _merge, gather_outcomes
+from fastsched.types import Outcomes, Response, Selection
 
 
 def part(offset, rank, world, size=4, group=2):
@@ -27,3 +32,59 @@ def test_every_chosen_group_is_trained_on_the_rank_that_rolled_it_out():
 def test_a_rank_may_be_left_without_groups():
     merged = _merge([part(0, 0, 2), part(4, 0, 2)], np.array([1, 3]), 0, 2)
     assert merged.prompts == [] and merged.rewards.shape == (0, 2)
+
+
+def one_rank(rollout=None, named=()):
+    engine = SimpleNamespace(rank=0, world_size=1, all_gather=lambda value: [value], named_weights=lambda: iter(named))
+    return SimpleNamespace(learner=SimpleNamespace(engine=engine), rollout=rollout)
+
+
+def test_c3_c10_lengths_and_truncation_are_those_of_the_responses_as_sampled():
+    """Whatever is masked later: lengths count every token, and a response that met the limit stays marked."""
+    reply = lambda n, reason: Response(0, (1, 2), tuple(range(n)), np.zeros(n, np.float32), reason, 0)
+    replies = [reply(1, "stop"), reply(8, "length"), reply(3, "stop"), reply(8, "stop")]
+    selection = Selection(np.array([7, 3]), np.array([0, 1]))
+    seen = gather_outcomes(one_rank(), selection, replies, np.array([[np.nan, 0.0], [1.0, 1.0]]))
+    assert seen.lengths.tolist() == [[1, 8], [3, 8]] and seen.truncated.tolist() == [[False, True], [False, False]]
+
+
+def test_c3_c10_two_ranks_outcomes_come_in_the_order_of_the_selection():
+    """The gather of two ranks: row i of the selection was rolled out by rank i % 2."""
+    run = one_rank()
+    other = (np.array([[3.0]]), np.array([[30]]), np.array([[True]]))
+    run.learner.engine.all_gather = lambda mine: [mine, other]
+    selection = Selection(np.array([5, 9]), np.array([0, 0]))
+    seen = gather_outcomes(run, selection, [Response(5, (1,), (2, 3), np.zeros(2, np.float32), "stop", 0)], np.array([[1.0]]))
+    assert (seen.rewards.tolist(), seen.lengths.tolist(), seen.truncated.tolist()) == ([[1.0], [3.0]], [[2], [30]], [[False], [True]])
+
+
+class BreaksAfter:
+    """The fault: a sampler that raises once it has taken `count` tensors."""
+
+    def __init__(self, count: int, error: Exception):
+        self.count, self.error = count, error
+
+    def load_weights(self, named, version):
+        for number, _ in enumerate(named, start=1):
+            if number == self.count:
+                raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), ValueError("bad shape"), AssertionError("size"), KeyError("q_proj")])
+def test_h4_a_sampler_that_fails_in_a_sync_is_named_with_the_parameter(error):
+    run = one_rank(BreaksAfter(2, error), [("embed", 1), ("layers.0.q_proj", 2), ("norm", 3)])
+    name = type(error).__name__
+    with pytest.raises(SyncError, match=rf"weight sync, version 4: the sampler failed at layers.0.q_proj \({name}.*--resume"):
+        _load_weights(run, 4)
+
+
+def test_h4_what_already_says_so_is_passed_on():
+    with pytest.raises(SyncError, match="^unknown parameter$"):
+        _load_weights(one_rank(BreaksAfter(1, SyncError("unknown parameter")), [("embed", 1)]), 4)
+
+
+def test_a_lost_rank_is_told_from_an_error_of_our_own():
+    gloo = RuntimeError("[pair.cc:537] Read error [127.0.0.1]:17575: Connection reset by peer. This is typically caused by\nmore")
+    assert why_stopped(gloo).startswith("another rank ended") and "--resume" in why_stopped(gloo)
+    with pytest.raises(RuntimeError, match="a bug"):
+        why_stopped(RuntimeError("a bug"))

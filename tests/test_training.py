@@ -44,18 +44,21 @@ def wait_for_row(run_dir: Path, step: int, process: subprocess.Popen, limit: flo
 
 
 def test_kill_9_and_resume_repeat_every_digit(fastsched, tmp_path):
-    """The issue's own proof, on the tiny preset with vLLM: an uninterrupted run against one killed twice."""
+    """F1-F4, F6 on the tiny preset with vLLM: an uninterrupted run against one killed twice, first inside the accumulation of step 5:
+    some micro-batches are in the gradients, the others are not."""
     options = ["train", "--preset", "tiny-cpu", "--train.steps", "9", "--train.checkpoint_every", "3", "--data.size", "4000",
                "--data.eval_per_bin", "8", "--train.eval_every", "4", "--log.plots", "false"]
     straight = fastsched(*options, "--run_dir", str(tmp_path / "straight"), timeout=280)
     assert straight.returncode == 0, straight.stdout + straight.stderr
     run_dir, resume = tmp_path / "killed", []
-    for step in (5, 8):
-        process = subprocess.Popen([sys.executable, "-m", "fastsched.cli", *options, "--run_dir", str(run_dir), *resume], cwd=ROOT,
-                                   env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        wait_for_row(run_dir, step, process)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+    for step, program in ((5, "bench.fault_injection"), (8, "fastsched.cli")):
+        process = subprocess.Popen([sys.executable, "-m", program, *options, "--run_dir", str(run_dir), *resume], cwd=ROOT, text=True,
+                                   env=environment() | {"FAULT": f"learn:{step}"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if program == "fastsched.cli":
+            wait_for_row(run_dir, step, process)
+            process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=240)
+        assert process.returncode == -signal.SIGKILL and len(rows(run_dir)) >= step - 1
         resume = ["--resume"]
     last = fastsched(*options, "--run_dir", str(run_dir), "--resume", timeout=280)
     assert last.returncode == 0, last.stdout + last.stderr
@@ -129,6 +132,7 @@ def test_rewards_that_fail_cost_only_their_response(fastsched, tmp_path, random_
     assert "broken scorer" in done.stdout
     failures = [int(float(row["reward_failures"])) for row in rows(tmp_path / "run")]
     assert all(0 < n < 32 for n in failures)
+    assert all(row["reward_mean"] and row["success"] and row["loss"] for row in rows(tmp_path / "run"))  # K5: a NaN score spoils no mean
 
 
 def test_a_reward_that_cannot_be_loaded(fastsched, tmp_path, random_model):
@@ -208,3 +212,13 @@ def test_two_ranks_under_a_launcher(fastsched, tmp_path, random_model, launcher)
             assert float(a[name]) == pytest.approx(float(b[name]), rel=1e-3, abs=1e-6), name
     counts = [json.loads((folder / "evals.jsonl").read_text().splitlines()[0])["n"] for folder in (one, two)]
     assert counts[0] == counts[1]
+
+
+def test_a_disk_that_fills_stops_with_a_reason_and_resumes(tmp_path, random_model):
+    """The fault: no file of the run may grow beyond 12 KiB, which metrics.jsonl needs after some steps."""
+    options = [sys.executable, "-m", "fastsched.cli", *small(random_model, tmp_path / "run", "--train.steps", "40",
+                                                             "--train.eval_at_ends", "false", "--log.tensorboard", "false")]
+    full = subprocess.run(["bash", "-c", 'ulimit -f 12; exec "$@"', "bash", *options], cwd=ROOT, env=environment(), capture_output=True,
+                          text=True, timeout=240)
+    assert full.returncode == 3 and "Traceback" not in full.stderr, full.stdout + full.stderr
+    assert "fastsched: a file grew beyond its limit" in full.stderr and "continue with --resume" in full.stderr

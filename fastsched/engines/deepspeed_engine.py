@@ -28,24 +28,18 @@ class StepResult(NamedTuple):
 
 
 def init_distributed() -> None:
-    """Join the launcher's process group, or make one of a single process under plain Python."""
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
+    """Join the launcher's process group, or make one of a single process, which needs no port that another run could hold."""
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, value)
-    if os.environ["MASTER_PORT"] == "0":
-        os.environ["MASTER_PORT"] = str(_free_port())
     if not torch.cuda.is_available():
         # Only DeepSpeed's inference collectives use this op; building it takes minutes and a killed build locks the next start.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if not comm.is_initialized():
-        deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", verbose=False)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    if comm.is_initialized():
+        return
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if os.environ["WORLD_SIZE"] == "1" and not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(backend, verbose=False)
 
 
 class DeepSpeedLearner:

@@ -29,8 +29,11 @@ def runs(tmp_path_factory):
     init_distributed()
     results: dict = {}
     splits(model, one, results)
+    (root / "extensions/deepspeed_shm_comm").mkdir(parents=True)
+    (root / "extensions/deepspeed_shm_comm/lock").touch()  # G11: what a killed build leaves, for which a build would wait for ever
+    clean = environment() | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(root / "extensions")}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", WORKER, two, model, one]
-    done = subprocess.run(command, env=environment() | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
     resumes(model, one, two, 3, results)
     torch.distributed.destroy_process_group()
@@ -48,6 +51,11 @@ def distance(a: dict, b: dict) -> float:
 
 def name_of(stage: int, accumulation: int) -> str:
     return f"stage {stage}, {accumulation} micro-batches"
+
+
+@pytest.mark.timeout(600)
+def test_g11_the_lock_of_a_killed_build_holds_nobody_up(runs):
+    assert [p.name for p in (runs[2][0].parent / "extensions").rglob("*")] == ["deepspeed_shm_comm", "lock"]
 
 
 @pytest.mark.timeout(600)

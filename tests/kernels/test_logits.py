@@ -108,3 +108,18 @@ def test_second_derivatives_are_refused():
 def test_bad_input_is_named(arguments, words):
     with pytest.raises(ValueError, match=words):
         policy_loss_from_logits(rows(), torch.zeros(5, dtype=torch.long), advantage=1.0, token_weight=1.0, **arguments)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a3_the_k3_penalty_pulls_harder_the_further_the_policy_has_drifted(implementation):
+    """pitfalls A3: a clamp of the estimate would make its gradient exactly 0 from pi_ref / pi = 14 on; here it grows all the way."""
+    ratios = torch.tensor([1.5, 2, 4, 8, 12, 13, 14, 16, 20, 100, 1000])
+    x = (rows(n=1, v=50).repeat(len(ratios), 1)).requires_grad_()
+    target = torch.full((len(ratios),), 7)
+    logp = x.detach().log_softmax(-1)[:, 7]
+    out = policy_loss_from_logits(x, target, advantage=torch.zeros(len(ratios)), token_weight=1.0, ref_logp=logp + ratios.log(), kl="k3",
+                                  kl_coef=1.0, implementation=implementation)
+    out.loss.backward()
+    pull = -x.grad[:, 7]  # towards the reference, which finds the token likelier
+    torch.testing.assert_close(pull, (ratios - 1) * (1 - logp.exp()), rtol=1e-3, atol=1e-5)
+    assert (pull.diff() > 0).all() and pull[0] > 0
