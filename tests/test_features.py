@@ -1,5 +1,6 @@
 """`fastsched cluster` and the runs that use it, through the command line."""
 
+import json
 import re
 import signal
 import subprocess
@@ -14,8 +15,11 @@ from test_training import graded, rows
 
 from fastsched.arguments import parse_config
 from fastsched.cli import main
+from fastsched.config import ConfigError, ModelConfig
+from fastsched.data.datasets import load_prompts
 from fastsched.data.features import Blocks, open_features
-from fastsched.features import feature_user, model_digest, needs_features
+from fastsched.engines.models import load_tokenizer
+from fastsched.features import compute_features, feature_user, features_folder, model_digest, needs_features
 
 SMALL = ["--rollout.engine", "transformers", "--data.size", "200", "--data.eval_per_bin", "4", "--rollout.responses", "4",
          "--train.steps", "3", "--log.plots", "false"]
@@ -116,6 +120,60 @@ def test_a_model_is_known_by_its_content(tmp_path):
     hub = tmp_path / "snapshots" / "0123abc"
     hub.mkdir(parents=True)
     assert model_digest("owner/model", hub) == "owner/model@0123abc" and model_digest("builtin:tiny", one) == "a"
+
+
+@pytest.fixture
+def computed(tmp_path, random_model, monkeypatch):
+    """Features of 60 rows with the given feature options, and their folder."""
+    monkeypatch.setenv("FASTSCHED_CACHE", str(tmp_path / "cache"))
+    lines = [{"prompt": f"What is {i} + {i % 7}?", "answer": str(i + i % 7), "solution": f"The sum of {i % 5} is {i}."} for i in range(64)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    model = load_tokenizer(random_model, ModelConfig())
+    base = ["--model.name", str(random_model), "--data.task", "dataset", "--data.source", str(tmp_path / "rows.jsonl"),
+            "--data.eval_per_bin", "4", "--features.clusters", "4", "--features.dims", "8"]
+
+    def call(*options):
+        cfg = parse_config([*base, *options])
+        train, _ = load_prompts(cfg.data, model, 0)
+        folder = features_folder(cfg, random_model, train)
+        compute_features(cfg, random_model, model, train, folder, lambda rows: None)
+        return open_features(folder), folder
+
+    return call
+
+
+@pytest.mark.parametrize("options, changed", [
+    (["--features.reference_column", "solution"], {"embedding"}),
+    (["--features.max_tokens", "18"], {"embedding", "difficulty"}),
+    (["--features.clusters", "6"], {"cluster"}),
+    (["--features.dims", "5"], {"embedding"}),
+    (["--features.fit_rows", "20"], {"embedding"}),
+    (["--model.dtype", "bfloat16"], {"embedding", "difficulty"}),
+])
+def test_every_feature_option_counts(computed, options, changed):
+    (before, folder), (after, other) = computed(), computed(*options)
+    assert folder != other
+    different = {name for name in ("cluster", "difficulty", "embedding")
+                 if getattr(before, name).shape != getattr(after, name).shape or (getattr(before, name) != getattr(after, name)).any()}
+    assert changed <= different and ("difficulty" in different) == ("difficulty" in changed)
+
+
+def test_the_seed_and_the_encoder_name_other_features_and_the_batching_does_not(computed):
+    folders = {computed(*options)[1] for options in ([], ["--features.seed", "7"], ["--features.batch_tokens", "64"])}
+    assert len(folders) == 2
+
+
+def test_batching_changes_rounding_only(computed, tmp_path, monkeypatch):
+    big, _ = computed()
+    monkeypatch.setenv("FASTSCHED_CACHE", str(tmp_path / "again"))
+    small, _ = computed("--features.batch_tokens", "40")
+    np.testing.assert_allclose(big.difficulty, small.difficulty, rtol=1e-5)
+
+
+def test_a_missing_optional_package_is_one_line(computed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)  # the fault: not installed
+    with pytest.raises(ConfigError, match="features.encoder: .*pip install sentence-transformers"):
+        computed("--features.encoder", "sentence-transformers:all-MiniLM-L6-v2")
 
 
 @pytest.mark.parametrize("arguments, words", [

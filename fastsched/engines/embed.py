@@ -106,6 +106,6 @@ class SentenceEncoder:
     def embed(self, texts: Sequence[str]) -> Iterator[Part]:
         """[B, H] float32."""
         limit = self.model.max_seq_length
-        for batch in by_length([min(len(text), limit) for text in texts], self.batch_tokens):  # a token is at least a character
+        for batch in by_length([min(len(text), limit) for text in texts], self.batch_tokens):  # characters stand for tokens
             values = self.model.encode([texts[i] for i in batch], batch_size=len(batch), show_progress_bar=False)
             yield batch, np.asarray(values, np.float32)
