@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from fastsched.config import SchedulerConfig
+from fastsched.config import AdsConfig, SchedulerConfig
 from fastsched.control.scheduler import Scheduler
-from fastsched.types import Outcomes, Stats
+from fastsched.types import Features, Outcomes, Stats
 
 PROMPTS, RESPONSES = 512, 8
 STATS = Stats(loss=0.0, entropy=1.0, kl=0.01, kl_kind="exact", drift=0.01, grad_norm=1.0, grad_snr=math.nan,
@@ -18,11 +18,18 @@ def random_bins(rows, bins):
     return np.random.default_rng(0).integers(0, bins, rows)
 
 
+def random_features(rows, clusters=64):
+    rng = np.random.default_rng(2)
+    cluster, difficulty = rng.integers(0, clusters, rows, np.int32), rng.gamma(2.0, size=rows).astype(np.float32)
+    return Features(cluster, difficulty, np.zeros((rows, 0), np.float16))
+
+
 @pytest.mark.parametrize("bins", [4, 100])
 @pytest.mark.parametrize("rows", [10**4, 10**6, 10**7])
-@pytest.mark.parametrize("kind", ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso"])
+@pytest.mark.parametrize("kind", ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso", "ads"])
 def bench_step(benchmark, kind, rows, bins):
-    scheduler = Scheduler(SchedulerConfig(kind=kind), random_bins(rows, bins), PROMPTS, 1000, seed=0)
+    features = random_features(rows) if kind == "ads" else None
+    scheduler = Scheduler(SchedulerConfig(kind=kind, ads=AdsConfig(clusters=16)), random_bins(rows, bins), PROMPTS, 1000, 0, features)
     rewards = np.random.default_rng(1).random((PROMPTS, RESPONSES))
     counts = np.ones((PROMPTS, RESPONSES), np.int64)
 
@@ -42,5 +49,16 @@ def bench_open(benchmark, rows):
     bins = random_bins(rows, 4)
     scheduler = benchmark.pedantic(Scheduler, (SchedulerConfig(), bins, PROMPTS, 1000, 0), rounds=3, warmup_rounds=1)
     held = scheduler.sampler.deck.bins.nbytes + scheduler.sampler.deck.rows.nbytes
+    benchmark.extra_info["bytes_per_prompt"] = held / rows
+    assert benchmark.stats.stats.median < 2.0 and held / rows <= 16
+
+
+@pytest.mark.parametrize("rows", [10**4, 10**6, 10**7])
+def bench_open_ads(benchmark, rows):
+    bins, features = random_bins(rows, 4), random_features(rows)
+    cfg = SchedulerConfig(kind="ads")
+    scheduler = benchmark.pedantic(Scheduler, (cfg, bins, PROMPTS, 1000, 0, features), rounds=3, warmup_rounds=1)
+    s = scheduler.sampler
+    held = sum(array.nbytes for array in (s.order, s.cluster, s.bins, s.deck.rows, s.deck.bins))
     benchmark.extra_info["bytes_per_prompt"] = held / rows
     assert benchmark.stats.stats.median < 2.0 and held / rows <= 16

@@ -22,6 +22,7 @@ from fastsched.features import feature_lines, find_features
 from fastsched.learn.learner import Learner
 from fastsched.log import RunLog
 from fastsched.prepare import data_lines, load_data, prepare_model
+from fastsched.types import Features
 
 
 @dataclass
@@ -65,12 +66,9 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
         train_set, heldout = load_data(cfg.data, tokenizer, cfg.train.seed, cfg.train.prompts_per_step)
     for line in data_lines(train_set, heldout):
         log.note(line)
-    folder = find_features(cfg, model_path, train_set) if learn else None
-    features = open_features(folder) if folder else None
+    features = _features(cfg, model_path, train_set, log) if learn else None
     if features:
         train_set = with_feature_bins(train_set, features, cfg.data)
-        for line in feature_lines(folder):
-            log.note(line)
     with log.phase("starting the reward workers"):
         rewards = RewardPool(cfg.reward, cfg.data.task)
     with log.phase("starting the learner"):
@@ -82,13 +80,25 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
                                max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
                                stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code),
                                trust_remote_code=cfg.model.trust_remote_code)
-    scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed,
-                          features) if learn else None
-    if learn and cfg.scheduler.kind == "ads":
-        for line in scheduler.sampler.notes():
-            log.note(line)
+    scheduler = _scheduler(cfg, train_set, features, log) if learn else None
     buffer = make_buffer(cfg.scheduler, cfg.train.prompts_per_step)
     return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner, buffer)
+
+
+def _features(cfg: Config, model_path: Path, train_set: PromptSet, log: RunLog) -> Optional[Features]:
+    folder = find_features(cfg, model_path, train_set)
+    if folder is None:
+        return None
+    for line in feature_lines(folder):
+        log.note(line)
+    return open_features(folder)
+
+
+def _scheduler(cfg: Config, train_set: PromptSet, features: Optional[Features], log: RunLog) -> Scheduler:
+    scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed, features)
+    for line in scheduler.sampler.notes() if cfg.scheduler.kind == "ads" else []:
+        log.note(line)
+    return scheduler
 
 
 def _head(cfg: Config, learner: Learner) -> str:

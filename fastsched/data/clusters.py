@@ -48,13 +48,12 @@ def fit_clusters(sample: np.ndarray, cfg: FeaturesConfig) -> Clusterer:
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # equal rows: said below
         with np.errstate(invalid="ignore"):  # rows that are all equal have no variance to explain
-            projected = pca.fit_transform(sample)
-        found = len(np.unique(kmeans.fit(pca.transform(sample)).labels_))
+            projected = pca.fit(sample).transform(sample)
+        found = len(np.unique(kmeans.fit(projected).labels_))
     if dims < cfg.dims:
         messages.append(f"features.dims: {cfg.dims} asked for, {len(sample):,} rows of width {sample.shape[1]} give {dims}")
     if clusters < cfg.clusters:
         messages.append(f"features.clusters: {cfg.clusters} asked for, there are only {len(sample):,} rows")
     if found < clusters:
-        equal = len(np.unique(projected.round(6), axis=0))
-        messages.append(f"features.clusters: {clusters - found} of {clusters} are empty: the rows have only {equal} different embeddings")
+        messages.append(f"features.clusters: {clusters - found} of {clusters} are empty: too many rows have the same embedding")
     return Clusterer(pca, kmeans, messages)

@@ -11,6 +11,7 @@ from typing import Iterator, Sequence
 import numpy as np
 import torch
 from fastsched_kernels.linear import linear_token_stats
+from transformers.utils.logging import disable_progress_bar
 
 from fastsched.config import ConfigError, ModelConfig
 from fastsched.engines.models import backbone_and_head, load_policy
@@ -35,6 +36,7 @@ class PolicyReader:
     """A causal language model in evaluation mode on the available device, in the dtype of `cfg`."""
 
     def __init__(self, model_path: Path, cfg: ModelConfig, max_tokens: int, batch_tokens: int):
+        disable_progress_bar()  # that of loading; the rows have one of their own
         model = load_policy(model_path, replace(cfg, gradient_checkpointing=False)).eval().to(_device())
         self.split = backbone_and_head(model)
         self.max_tokens, self.batch_tokens = max_tokens, batch_tokens
@@ -104,6 +106,6 @@ class SentenceEncoder:
     def embed(self, texts: Sequence[str]) -> Iterator[Part]:
         """[B, H] float32."""
         limit = self.model.max_seq_length
-        for batch in by_length([min(len(text), limit) for text in texts], self.batch_tokens):  # a token is at least a character
+        for batch in by_length([min(len(text), limit) for text in texts], self.batch_tokens):  # characters stand for tokens
             values = self.model.encode([texts[i] for i in batch], batch_size=len(batch), show_progress_bar=False)
             yield batch, np.asarray(values, np.float32)

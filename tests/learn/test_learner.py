@@ -230,6 +230,34 @@ def test_skipped_flat_groups_stay_in_the_denominators(model_path, tmp_path):
     assert b.kept_fraction < a.kept_fraction and b.flat_groups == a.flat_groups > 0
 
 
+@pytest.mark.parametrize("updates", [1, 2])
+def test_unsolved_groups_leave_the_gradient_and_the_denominators(model_path, tmp_path, updates):
+    """algorithms.md 2.4: as if the all-wrong prompts had not been in the batch; all-correct ones stay, failed scores are neither."""
+    cfg = replace(BASE, drop_unsolved=True, updates_per_batch=updates)
+    responses, rewards = batch(1)
+    rewards[3], rewards[4] = 0.0, [np.nan, 0.5, 0.5, 0.2]  # 0 and 2 are solved in full and in part; 3 not, nor 4, just up to the threshold
+    keep = [0, 1, 2]
+    dropping, plain = make(model_path, tmp_path, cfg), make(model_path, tmp_path, replace(BASE, updates_per_batch=updates))
+    a = dropping.update(responses, rewards, KNOBS, 1)
+    b = plain.update([r for p in keep for r in responses[p * G:(p + 1) * G]], rewards[keep], KNOBS, 1)
+    assert distance(weights(dropping), weights(plain)) < 1e-6 and a.entropy == pytest.approx(b.entropy)
+    assert a.kept_fraction < b.kept_fraction
+    whole = make(model_path, tmp_path, replace(BASE, updates_per_batch=updates))
+    whole.update(responses, rewards, KNOBS, 1)
+    assert distance(weights(dropping), weights(whole)) > 1e-4
+    lower = make(model_path, tmp_path, cfg)
+    lower.update(responses, rewards, replace(KNOBS, r_threshold=0.4), 1)  # the fourth counts as solved now
+    assert distance(weights(dropping), weights(lower)) > 1e-4
+
+
+def test_a_batch_without_a_solved_group_is_a_step_without_gradient(model_path, tmp_path):
+    learner = make(model_path, tmp_path, replace(BASE, drop_unsolved=True))
+    responses, rewards = batch(1)
+    before = weights(learner)
+    stats = learner.update(responses, np.zeros_like(rewards), KNOBS, 1)
+    assert stats.skipped == 0 and distance(before, weights(learner)) == 0
+
+
 def test_learning_rate_warms_up_holds_and_cools_down(model_path, tmp_path):
     learner = make(model_path, tmp_path, replace(BASE, lr=1.0, warmup_steps=2, cooldown=0.3))  # of 100 steps
     rates = [learner._lr(step, KNOBS) for step in (1, 2, 70, 71, 86, 100)]
