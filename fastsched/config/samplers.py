@@ -81,10 +81,10 @@ class LearnedConfig:
     """Difficulty bins, or the clusters that `fastsched cluster` computes."""
     exploration: float = 0.5
     """Weight of the standard deviation beside the predicted progress."""
-    temperature: float = 0.3
+    temperature: float = 0.5
     """Of the softmax over arms."""
     decay: float = 0.98
-    """Forgetting of old rewards, each step."""
+    """Forgetting of old rewards, each step that brings new ones."""
 
     def __post_init__(self):
         require(self.exploration >= 0 and self.temperature > 0, "scheduler.learned: exploration must be at least 0, temperature positive")
