@@ -26,8 +26,8 @@ def straight(random_model, tmp_path_factory):
 
 
 def run_command(folder, *arguments, launcher=("-m", "fastsched.cli"), **extra):
-    done = subprocess.run([sys.executable, *launcher, *arguments], cwd=ROOT, env=with_reward(folder) | extra, capture_output=True, text=True,
-                          timeout=280)
+    done = subprocess.run([sys.executable, *launcher, *arguments], cwd=ROOT, env=with_reward(folder) | extra, capture_output=True,
+                          text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done
 

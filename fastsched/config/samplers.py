@@ -58,8 +58,8 @@ class DotsConfig:
     """Prompts rolled out last whose success predicts that of others."""
     refresh: int = 2
     """Steps between two looks at the references and two fits of the calibration."""
-    pool: int = 4
-    """Candidates for each prompt of a batch."""
+    pool: int = 16
+    """Candidates for each prompt of a batch; never more than 1024, or twice the batch where that is more."""
     temperature: float = 1e-3
     """Of the softmax over candidates by distance of predicted success to 1/2."""
     replay: float = 0.5

@@ -14,19 +14,21 @@ from fastsched.control.window import Success
 from fastsched.groups import successes_by_row
 from fastsched.types import Features, Outcomes, Selection
 
+CANDIDATES = 1024  # predicted for a batch at most, unless twice the batch is more: a step of 512 prompts then stays below 5 ms
 PRIOR_REFERENCES = 16  # how many references a slope of 0 counts in the fit of the calibration
 
 
 def attention(queries: np.ndarray, references: np.ndarray, success: np.ndarray, *, itself: bool = True) -> np.ndarray:
-    """[M] sum_j softmax_j(<q, e_j> / sqrt(D)) p_j. queries: [M, D], references: [R, D] float32; success: [R] p_j.
+    """[M] sum_j softmax_j(<q, e_j> / sqrt(D)) p_j. queries: [M, D], references: [R, D] float32, of unit length; success: [R] p_j.
 
-    Without `itself` query i leaves out reference i.
+    Unit length bounds the exponent, so that the softmax needs no maximum. Without `itself` query i leaves out reference i.
     """
-    scores = queries @ (references.T / np.sqrt(np.float32(references.shape[1])))
-    weights = np.exp(scores - scores.max(1, keepdims=True))
+    weights = queries @ (references.T / np.sqrt(np.float32(references.shape[1])))
+    np.exp(weights, out=weights)
     if not itself:
         np.fill_diagonal(weights, 0.0)
-    return ((weights @ success.astype(np.float32)) / weights.sum(1)).astype(np.float64)
+    total = weights @ np.stack([success, np.ones_like(success)], axis=1).astype(np.float32)
+    return (total[:, 0] / total[:, 1]).astype(np.float64)
 
 
 def calibration(references: np.ndarray, success: np.ndarray) -> tuple[float, float]:
@@ -77,7 +79,8 @@ class PredictingSampler(PromptSampler):
         if success.steps % self.cfg.dots.refresh == 0:
             self._refer(np.array(list(self.recent), np.int64), np.array(list(self.recent.values())))
         in_order = self.in_order(self.dithered(self.cfg.weight_floor * count), np.zeros(0, np.int64))
-        pool, need = self.pool(min(self.cfg.dots.pool * count, len(self.bins)), in_order), count - len(in_order)
+        size = min(self.cfg.dots.pool * count, max(CANDIDATES, 2 * count), len(self.bins))
+        pool, need = self.pool(size, in_order), count - len(in_order)
         keys = self.rng.gumbel(size=len(pool))
         if len(self.reference_rows):
             scale, bias = self.line
