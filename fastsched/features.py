@@ -17,18 +17,13 @@ from fastsched.data.references import References, references
 from fastsched.engines.embed import PolicyReader, SentenceEncoder
 
 FORMAT = 1  # raised when the same configuration must give other features than before
-FEATURE_KINDS = ("ads", "dots", "learned")
-
-
-def needs_features(kind: str) -> bool:
-    """Whether the sampler of this `scheduler.kind` needs Features."""
-    return kind in FEATURE_KINDS
-
-
 def feature_user(cfg: Config) -> Optional[str]:
     """The key that makes a run need features; None where none does."""
-    if needs_features(cfg.scheduler.kind):
-        return f"scheduler.kind {cfg.scheduler.kind}"
+    scheduler = cfg.scheduler
+    if scheduler.kind in ("ads", "dots"):
+        return f"scheduler.kind {scheduler.kind}"
+    if scheduler.kind == "learned" and scheduler.learned.arms == "clusters":
+        return "scheduler.learned.arms clusters"
     return None if cfg.data.difficulty == "column" else f"data.difficulty {cfg.data.difficulty}"
 
 

@@ -19,7 +19,7 @@ from fastsched.config import ConfigError, ModelConfig
 from fastsched.data.datasets import load_prompts
 from fastsched.data.features import Blocks, open_features
 from fastsched.engines.models import load_tokenizer
-from fastsched.features import compute_features, feature_user, features_folder, model_digest, needs_features
+from fastsched.features import compute_features, feature_user, features_folder, model_digest
 
 SMALL = ["--rollout.engine", "transformers", "--data.size", "200", "--data.eval_per_bin", "4", "--rollout.responses", "4",
          "--train.steps", "3", "--log.plots", "false"]
@@ -99,8 +99,10 @@ def test_a_killed_run_goes_on_from_its_blocks(tmp_path, random_model, capsys, mo
 
 
 def test_what_needs_features():
-    assert [kind for kind in ("adaptive", "ads", "dots", "learned", "mopps") if needs_features(kind)] == ["ads", "dots", "learned"]
-    assert feature_user(parse_config([])) is None
+    for kind in ("adaptive", "mopps", "learned"):
+        assert feature_user(parse_config(["--scheduler.kind", kind])) is None
+    assert feature_user(parse_config(["--scheduler.kind", "dots"])) == "scheduler.kind dots"
+    assert feature_user(parse_config(["--scheduler.kind", "learned", "--scheduler.learned.arms", "clusters"])) == "scheduler.learned.arms clusters"
     assert feature_user(parse_config(["--data.difficulty", "cluster"])) == "data.difficulty cluster"
     assert feature_user(parse_config(["--scheduler.kind", "ads", "--train.prompts_per_step", "128"])) == "scheduler.kind ads"
 

@@ -254,5 +254,3 @@ def _check_earlier_responses(cfg: Config) -> None:
     screen = cfg.scheduler.speed.screen
     require(cfg.scheduler.kind != "speed" or screen < rollout.responses,
             f"scheduler.speed.screen: {screen} of rollout.responses {rollout.responses} leave nothing to continue; lower it")
-    require(cfg.scheduler.kind != "dots" or int(cfg.scheduler.dots.replay * cfg.train.prompts_per_step) < cfg.train.prompts_per_step,
-            "scheduler.dots.replay: leaves no new prompt in a batch; lower it")

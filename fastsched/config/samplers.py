@@ -58,8 +58,8 @@ class DotsConfig:
     """Prompts rolled out last whose success predicts that of others."""
     refresh: int = 2
     """Steps between two looks at the references and two fits of the calibration."""
-    pool: int = 4
-    """Candidates for each prompt of a batch."""
+    pool: int = 16
+    """Candidates for each prompt of a batch; never more than 1024, or twice the batch where that is more."""
     temperature: float = 1e-3
     """Of the softmax over candidates by distance of predicted success to 1/2."""
     replay: float = 0.5
@@ -81,10 +81,10 @@ class LearnedConfig:
     """Difficulty bins, or the clusters that `fastsched cluster` computes."""
     exploration: float = 0.5
     """Weight of the standard deviation beside the predicted progress."""
-    temperature: float = 0.3
+    temperature: float = 0.5
     """Of the softmax over arms."""
     decay: float = 0.98
-    """Forgetting of old rewards, each step."""
+    """Forgetting of old rewards, each step that brings new ones."""
 
     def __post_init__(self):
         require(self.exploration >= 0 and self.temperature > 0, "scheduler.learned: exploration must be at least 0, temperature positive")

@@ -104,7 +104,8 @@ class AdsConfig:
 class SchedulerConfig:
     kind: Literal["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso", "ads", "vcrl", "replay", "speed", "dots",
                   "learned"] = "adaptive"
-    """Sampler: success window over difficulty bins, fixed bin weights, uniform over prompts, or one of the literature."""
+    """Sampler: success window over difficulty bins, fixed bin weights, uniform over prompts, past prompts replayed outside the window
+    (`replay`), a bandit on learning progress (`learned`), or one of the literature."""
     window: tuple[float, float] = (0.40, 0.60)
     """Band in which mean success is held."""
     success_beta: float = 0.9

@@ -1,7 +1,7 @@
 """DOTS (arXiv 2506.05316, algorithms.md 3): success of candidates predicted from prompts rolled out lately, nearest to 1/2 first.
 
 The replay of past groups that goes with it: fastsched/batches.py. N prompts, D width of an embedding, R references.
-State: the references, the recent outcomes and what the calibration was fitted on; nothing a prompt.
+State: the references and the recent outcomes; nothing a prompt.
 """
 
 from typing import Optional
@@ -14,25 +14,39 @@ from fastsched.control.window import Success
 from fastsched.groups import successes_by_row
 from fastsched.types import Features, Outcomes, Selection
 
-HISTORY = 1024  # pairs of prediction and outcome that the calibration is fitted on
-PRIOR_PAIRS = 16  # how many pairs a slope of 0 counts in the fit
+CANDIDATES = 1024  # predicted for a batch at most, unless twice the batch is more: a step of 512 prompts then stays below 5 ms
+PRIOR_REFERENCES = 16  # how many references a slope of 0 counts in the fit of the calibration
 
 
-def attention(queries: np.ndarray, references: np.ndarray, success: np.ndarray) -> np.ndarray:
-    """[M] sum_j softmax_j(<q, e_j> / sqrt(D)) p_j. queries: [M, D], references: [R, D] float32; success: [R] p_j."""
-    scores = queries @ (references.T / np.sqrt(np.float32(references.shape[1])))
-    weights = np.exp(scores - scores.max(1, keepdims=True))
-    return ((weights @ success.astype(np.float32)) / weights.sum(1)).astype(np.float64)
+def attention(queries: np.ndarray, references: np.ndarray, success: np.ndarray, *, itself: bool = True) -> np.ndarray:
+    """[M] sum_j softmax_j(<q, e_j> / sqrt(D)) p_j. queries: [M, D], references: [R, D] float32, of unit length; success: [R] p_j.
+
+    Unit length bounds the exponent, so that the softmax needs no maximum. Without `itself` query i leaves out reference i.
+    """
+    weights = queries @ (references.T / np.sqrt(np.float32(references.shape[1])))
+    np.exp(weights, out=weights)
+    if not itself:
+        np.fill_diagonal(weights, 0.0)
+    total = weights @ np.stack([success, np.ones_like(success)], axis=1).astype(np.float32)
+    return (total[:, 0] / total[:, 1]).astype(np.float64)
 
 
-def calibration(predicted: np.ndarray, observed: np.ndarray) -> tuple[float, float]:
-    """(scale, bias) of the least-squares line through [n] pairs, its slope shrunk by n / (n + PRIOR_PAIRS); (1, 0) without any."""
-    if len(predicted) == 0:
+def calibration(references: np.ndarray, success: np.ndarray) -> tuple[float, float]:
+    """(scale, bias) with which an attention over the references becomes their success, by least squares.
+
+    Every reference is predicted from the others. Regressed on is the distance of that prediction to their plain mean, since the
+    mean alone falls where the success left out is high. The slope is shrunk by R / (R + PRIOR_REFERENCES); a negative one, where
+    embeddings say nothing, is taken as 0. (1, 0) for fewer than three references.
+    """
+    count, mean = len(success), success.mean() if len(success) else 0.0
+    if count < 3:
         return 1.0, 0.0
-    x, n = predicted - predicted.mean(), len(predicted)
-    variance = float(x @ x)
-    scale = float(x @ observed) / variance * n / (n + PRIOR_PAIRS) if variance > 0 else 0.0
-    return scale, float(observed.mean() - scale * predicted.mean())
+    x = attention(references, references, success, itself=False) - (count * mean - success) / (count - 1)
+    centred = x - x.mean()
+    variance = float(centred @ centred)
+    slope = float(centred @ success) / variance * count / (count + PRIOR_REFERENCES) if variance > count * 1e-12 else 0.0
+    scale = max(slope, 0.0)
+    return scale, float(mean - scale * (x.mean() + mean))
 
 
 class PredictingSampler(PromptSampler):
@@ -48,12 +62,11 @@ class PredictingSampler(PromptSampler):
                                                       f"has {len(bins)}; run `fastsched cluster` again")
         self.embedding = features.embedding
         self.recent: dict[int, float] = {}  # row -> success, the longest unvisited first
-        self.pairs: list[tuple[float, float]] = []  # (uncalibrated prediction, observed success)
-        self._refer(np.zeros(0, np.int64), np.zeros(0), (1.0, 0.0))
+        self._refer(np.zeros(0, np.int64), np.zeros(0))
 
-    def _refer(self, rows: np.ndarray, success: np.ndarray, line: tuple[float, float]) -> None:
-        self.reference_rows, self.reference_success, self.line = rows, success, line
-        self.reference_embedding = self._embedded(rows)
+    def _refer(self, rows: np.ndarray, success: np.ndarray) -> None:
+        self.reference_rows, self.reference_success, self.reference_embedding = rows, success, self._embedded(rows)
+        self.line = calibration(self.reference_embedding, success)
 
     def _embedded(self, rows: np.ndarray) -> np.ndarray:
         return np.asarray(self.embedding[rows], np.float32)
@@ -64,10 +77,10 @@ class PredictingSampler(PromptSampler):
 
     def draw(self, count: int, success: Success) -> Selection:
         if success.steps % self.cfg.dots.refresh == 0:
-            rows, p = np.array(list(self.recent), np.int64), np.array(list(self.recent.values()))
-            self._refer(rows, p, calibration(*np.array(self.pairs).reshape(-1, 2).T))
+            self._refer(np.array(list(self.recent), np.int64), np.array(list(self.recent.values())))
         in_order = self.in_order(self.dithered(self.cfg.weight_floor * count), np.zeros(0, np.int64))
-        pool, need = self.pool(min(self.cfg.dots.pool * count, len(self.bins)), in_order), count - len(in_order)
+        size = min(self.cfg.dots.pool * count, max(CANDIDATES, 2 * count), len(self.bins))
+        pool, need = self.pool(size, in_order), count - len(in_order)
         keys = self.rng.gumbel(size=len(pool))
         if len(self.reference_rows):
             scale, bias = self.line
@@ -78,21 +91,16 @@ class PredictingSampler(PromptSampler):
     def observe(self, outcomes: Outcomes, success: Success) -> None:
         """Prompts without a score change nothing."""
         rows, good, scored = successes_by_row(outcomes.rows, outcomes.rewards, success.r_threshold)
-        rates = (good / scored).tolist()
-        if len(self.reference_rows) and len(rows):
-            self.pairs += zip(self.predict(rows).tolist(), rates, strict=True)
-            self.pairs = self.pairs[-HISTORY:]
-        for row, p in zip(rows.tolist(), rates, strict=True):
+        for row, p in zip(rows.tolist(), (good / scored).tolist(), strict=True):
             self.recent.pop(row, None)
             self.recent[row] = p
         for row in list(self.recent)[:max(len(self.recent) - self.cfg.dots.reference, 0)]:
             del self.recent[row]
 
     def own_state(self) -> dict:
-        return {"recent": [list(entry) for entry in self.recent.items()], "pairs": [list(pair) for pair in self.pairs],
-                "reference_rows": self.reference_rows.tolist(), "reference_success": self.reference_success.tolist(),
-                "line": list(self.line)}
+        return {"recent": [list(entry) for entry in self.recent.items()], "reference_rows": self.reference_rows.tolist(),
+                "reference_success": self.reference_success.tolist()}
 
     def load_own_state(self, state: dict) -> None:
-        self.recent, self.pairs = dict(state["recent"]), [tuple(pair) for pair in state["pairs"]]
-        self._refer(np.array(state["reference_rows"], np.int64), np.array(state["reference_success"], np.float64), tuple(state["line"]))
+        self.recent = dict(state["recent"])
+        self._refer(np.array(state["reference_rows"], np.int64), np.array(state["reference_success"], np.float64))

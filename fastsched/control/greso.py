@@ -15,7 +15,7 @@ from fastsched.types import Features, Outcomes, Selection
 LEAST = 0.01  # probability with which a prompt is drawn however often it was flat
 STEP, LOW, HIGH = 0.01, 0.05, 0.95  # one move of p_easy and p_hard, and their bounds
 EASY_SHARE = 1 / 3  # of the flat prompts aimed at; the rest are hard
-ROUNDS = 64  # of candidates before a batch is filled up without skipping
+CANDIDATES = 64  # for each prompt of a batch, at most every row once, before the batch is filled up without skipping
 
 
 class SkippingSampler(PromptSampler):
@@ -28,13 +28,13 @@ class SkippingSampler(PromptSampler):
         self.easy = self.hard = 0.5
 
     def draw(self, count: int, success: Success) -> Selection:
-        rows = np.zeros(0, np.int64)
-        for _ in range(ROUNDS):
-            found = np.setdiff1d(self.deck.draw(np.array([count - len(rows)])), rows)
+        rows, offered = np.zeros(0, np.int64), 0
+        while len(rows) < count and offered < min(len(self.bins), CANDIDATES * count):
+            found = self.deck.draw(np.array([count - len(rows)]))
+            offered += len(found)
+            found = np.setdiff1d(found, rows)
             rows = np.concatenate([rows, found[self.rng.random(len(found)) < self.keep_probability(found)]])
-            if len(rows) == count:
-                break
-        else:
+        if len(rows) < count:
             rest = np.setdiff1d(np.arange(len(self.bins)), rows)
             rows = np.concatenate([rows, self.rng.permutation(rest)[:count - len(rows)]])
         return self.selection(rows)

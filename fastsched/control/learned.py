@@ -12,6 +12,7 @@ import numpy as np
 from fastsched.config import SchedulerConfig, require
 from fastsched.control.deck import apportion
 from fastsched.control.prompts import PromptSampler
+from fastsched.control.smoothing import smooth
 from fastsched.control.window import Success
 from fastsched.groups import successes
 from fastsched.types import Features, Outcomes, Selection
@@ -101,16 +102,13 @@ class ProgressSampler(PromptSampler):
 
     def _learn(self, arms: np.ndarray, before: np.ndarray) -> None:
         """One discounted least-squares update from arms [M] visited again, whose smoothed success was `before` [M]."""
-        self.gram *= self.cfg.learned.decay
-        self.moment *= self.cfg.learned.decay
-        progress = (self.p[arms] - before) / self.tokens[arms]
-        if len(arms) == 0 or not progress.any():
+        progress, decay = (self.p[arms] - before) / self.tokens[arms], self.cfg.learned.decay
+        if not progress.any():
             return
-        size = float(np.abs(progress).mean())
-        self.scale = size if self.scale is None else self.cfg.learned.decay * self.scale + (1 - self.cfg.learned.decay) * size
+        self.scale = smooth(self.scale, float(np.abs(progress).mean()), decay)
         reward, x = np.clip(progress / self.scale, -CLIP, CLIP), self.context[arms]
-        self.gram += x.T @ x
-        self.moment += reward @ x
+        self.gram = decay * self.gram + x.T @ x
+        self.moment = decay * self.moment + reward @ x
         self.trend[arms] = TREND_BETA * self.trend[arms] + (1 - TREND_BETA) * reward
 
     def own_state(self) -> dict:

@@ -124,6 +124,8 @@ class Scheduler:
         for key, name in names.items():
             require(state[key] == own[key], f"resume: {name} is {own[key]}, in the checkpoint {state[key]}; use the "
                                             "data and seed of the checkpoint")
+        require(state["sampler"].keys() == own["sampler"].keys(), f"resume: scheduler.kind={self.cfg.kind} cannot go on from the sampler "
+                                                                  "of the checkpoint; use the kind of the checkpoint")
         self.success = Success(**_tupled(state["success"]))
         self.coefficients = Coefficients(**_tupled(state["coefficients"]))
         self.sampler.load_state_dict(state["sampler"])

@@ -10,7 +10,7 @@ from fastsched.config import CoefficientConfig, ConfigError, SchedulerConfig, Te
 from fastsched.control.scheduler import Scheduler
 from fastsched.types import Outcomes, Stats
 
-KINDS = ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso"]
+KINDS = ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso", "vcrl", "replay", "learned"]
 
 BINS = np.repeat(np.arange(4), [30, 50, 40, 60])
 RULES = {"entropy": CoefficientConfig(0.01, 0.0, 0.1), "kl": CoefficientConfig(0.05, 0.0, 0.5)}
@@ -218,6 +218,11 @@ def test_an_unreachable_window_is_said_once_even_across_a_resume():
 def test_state_of_other_data_is_refused(other, message):
     with pytest.raises(ConfigError, match=message):
         scheduler(**other).load_state_dict(scheduler().state_dict())
+
+
+def test_state_of_another_kind_of_sampler_is_refused():
+    with pytest.raises(ConfigError, match="scheduler.kind=vcrl cannot go on from the sampler of the checkpoint"):
+        scheduler(kind="vcrl").load_state_dict(scheduler(kind="mopps").state_dict())
 
 
 def test_state_of_another_version_is_refused():
