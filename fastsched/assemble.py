@@ -1,6 +1,6 @@
 """Configuration -> the parts of a run, wired to one another. The only module that knows all rooms."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
@@ -14,6 +14,7 @@ from fastsched.data.rewards import RewardPool
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
 from fastsched.engines.models import load_policy, load_tokenizer, stop_token_ids
 from fastsched.engines.rollout import RolloutEngine, open_rollout
+from fastsched.engines.teacher import load_teacher
 from fastsched.learn.learner import Learner
 from fastsched.log import RunLog
 from fastsched.prepare import data_lines, load_data, prepare_model
@@ -61,7 +62,7 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
     with log.phase("starting the reward workers"):
         rewards = RewardPool(cfg.reward, cfg.data.task)
     with log.phase("starting the learner"):
-        learner = _learner(cfg, run_dir, model_path) if learn else None
+        learner = _learner(cfg, run_dir, model_path, train_set) if learn else None
         if learner:
             log.note(f"head: {_head(cfg, learner)}, ZeRO stage {cfg.learner.zero_stage}")
     with log.phase("starting the sampler"):
@@ -79,6 +80,10 @@ def _head(cfg: Config, learner: Learner) -> str:
         raise ConfigError(f"learner.head: {error}") from error
 
 
-def _learner(cfg: Config, run_dir: Path, model_path: Path) -> Learner:
+def _learner(cfg: Config, run_dir: Path, model_path: Path, train_set: PromptSet) -> Learner:
     torch.manual_seed(cfg.train.seed)
-    return Learner(DeepSpeedLearner(load_policy(model_path, cfg.model), cfg.learner, cfg.model), cfg, run_dir)
+    policy, teacher = load_policy(model_path, cfg.model), None
+    if cfg.learner.teacher:
+        teacher_path = prepare_model(replace(cfg, model=replace(cfg.model, name=cfg.learner.teacher)))
+        teacher = load_teacher(teacher_path, model_path, policy, cfg.model)
+    return Learner(DeepSpeedLearner(policy, cfg.learner, cfg.model, teacher), cfg, run_dir, train_set.bins)

@@ -15,7 +15,7 @@ import torch
 from fastsched.config import ConfigError
 
 MARKER = "COMPLETE"
-VERSION = 1
+VERSION = 2
 
 
 class Saver(Protocol):

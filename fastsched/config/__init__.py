@@ -1,10 +1,10 @@
 """The configuration of a run: frozen dataclasses, validated at construction, no torch."""
 
 from fastsched.config.checks import ConfigError, default_cache_dir, require
+from fastsched.config.learner import LearnerConfig
 from fastsched.config.run import (
     Config,
     DataConfig,
-    LearnerConfig,
     LogConfig,
     ModelConfig,
     ModelShape,
@@ -16,6 +16,7 @@ from fastsched.config.scheduler import (
     AdaRFTConfig,
     CoefficientConfig,
     GresoConfig,
+    KlGateConfig,
     MoppsConfig,
     SchedulerConfig,
     SecConfig,
@@ -23,7 +24,8 @@ from fastsched.config.scheduler import (
 )
 
 __all__ = [
-    "AdaRFTConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "GresoConfig", "LearnerConfig", "LogConfig", "ModelConfig",
+    "AdaRFTConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "GresoConfig", "KlGateConfig", "LearnerConfig", "LogConfig",
+    "ModelConfig",
     "ModelShape", "MoppsConfig", "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "TemporalConfig", "TrainConfig",
     "default_cache_dir", "require",
 ]

@@ -36,7 +36,7 @@ def batch(seed=0):
         for _ in range(G):
             n = int(rng.integers(1, 8))
             tokens, logp = tuple(rng.integers(5, 200, n).tolist()), rng.normal(-2, 1, n).astype(np.float32)
-            responses.append(Response(row, prompt, tokens, logp, "stop", 0))
+            responses.append(Response(row, prompt, tokens, logp, "stop", seed - 1))  # of the step of that number
     rewards = rng.integers(0, 2, (P, G)).astype(float)
     rewards[0], rewards[1, 2] = 1.0, np.nan  # a flat group and a failed score
     rewards[2] = [0, 1, 0, 0]
@@ -242,7 +242,8 @@ def test_the_entropy_proxy_keeps_the_most_uncertain_tokens(model_path, tmp_path,
     learner = make(model_path, tmp_path, replace(BASE, share_prompts=share, micro_batch_tokens=64), proxy="entropy")
     responses, _ = batch(1)
     knobs = replace(KNOBS, temporal_s=0.6)
-    kept = learner._keep(responses, knobs, 1, Objective(learner.cfg.learner, learner.cfg.rollout, knobs))
+    objective = Objective(learner.cfg.learner, learner.cfg.rollout, knobs)
+    kept = [s.keep for s in learner._samples(responses, np.zeros((P, G)), objective, 1)[0]]
     model = load_policy(model_path, MODEL)
     for response, keep in zip(responses, kept, strict=True):
         ids = torch.tensor([[*response.prompt_ids, *response.token_ids]])
