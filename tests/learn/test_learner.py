@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from fastsched.config import Config, LearnerConfig, ModelConfig, RolloutConfig, SchedulerConfig, TemporalConfig
-from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
+from fastsched.engines.deepspeed_engine import DeepSpeedLearner
 from fastsched.engines.models import load_policy
-from fastsched.engines.tiny import random_tiny
 from fastsched.learn.advantages import group_advantages
 from fastsched.learn.learner import Learner, NonFiniteLimit
 from fastsched.learn.objective import Objective
@@ -19,13 +18,6 @@ MODEL = ModelConfig(dtype="float32")
 KNOBS = Knobs(weights=(), r_threshold=0.5, entropy_coef=0.01, kl_coef=0.02, ema_alpha=0.9, lr_scale=1.0, temporal_s=0.0, rule="")
 BASE = LearnerConfig(zero_stage=1, lr=1e-3, kl="exact", micro_batch_tokens=4096, share_prompts=False, grad_clip=0.5)
 P, G = 5, 4
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    init_distributed()
-    yield random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
-    torch.distributed.destroy_process_group()
 
 
 def batch(seed=0):
