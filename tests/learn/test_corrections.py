@@ -51,14 +51,16 @@ def test_sequence_forms_are_sums_and_means_of_log_ratios(length):
     assert tis.weight.tolist() == pytest.approx([min(product, 2.0)] * length, rel=1e-4) and bool(tis.capped.all()) == (length > 69)
     mis = weigh("sequence_mis", rho, live, response)
     assert mis.weight.tolist() == pytest.approx([product if product <= 3 else 0.0] * length, rel=1e-4)
-    assert weigh("geometric", rho, live, response, cap=1.02).weight.eq(1).all() and weigh("geometric", rho, live, response).weight.eq(0).all()
+    assert weigh("geometric", rho, live, response, cap=1.02).weight.eq(1).all()
+    assert weigh("geometric", rho, live, response).weight.eq(0).all()
 
 
 def test_a_missing_log_probability_has_ratio_exactly_one():
     old, sampler = torch.tensor([-1.0, -2.0, -3.0, -50.0]), torch.tensor([math.nan, -2.5, -math.inf, -1.0])
     assert log_ratio(old, sampler).tolist() == [0.0, 0.5, 0.0, -LOG_LIMIT]
     assert log_ratio(sampler, old)[0] == 0
-    out = correct(RolloutConfig(correction="sequence_tis"), old[:3], sampler[:3], torch.zeros(3, dtype=torch.long), torch.ones(3, dtype=torch.bool))
+    response, live = torch.zeros(3, dtype=torch.long), torch.ones(3, dtype=torch.bool)
+    out = correct(RolloutConfig(correction="sequence_tis"), old[:3], sampler[:3], response, live)
     assert out.ratio[[0, 2]].tolist() == [1.0, 1.0] and out.weight.tolist() == pytest.approx([math.exp(0.5)] * 3)
 
 
@@ -75,7 +77,8 @@ def test_veto_drops_the_whole_response():
 
 def test_weights_are_detached_and_extreme_ratios_finite():
     old = torch.tensor([1000.0, -1000.0], requires_grad=True)
-    out = correct(RolloutConfig(correction="token_tis", correction_cap=1e30), old, torch.zeros(2), torch.tensor([0, 1]), torch.ones(2, dtype=torch.bool))
+    cfg, live = RolloutConfig(correction="token_tis", correction_cap=1e30), torch.ones(2, dtype=torch.bool)
+    out = correct(cfg, old, torch.zeros(2), torch.tensor([0, 1]), live)
     assert not out.weight.requires_grad and out.weight.tolist() == pytest.approx([math.exp(20), math.exp(-20)])
 
 
