@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Sequence
 
 from fastsched.arguments import changed_keys, parse_config
 from fastsched.checkpoint import checkpoints, step_of
@@ -89,6 +90,20 @@ def export_run(run_dir: Path, out: Path, *, average: bool) -> Path:
             shutil.copy(file, out)
     shutil.copy(checkpoint / f"{'average' if average else 'policy'}.safetensors", out / "model.safetensors")
     return out
+
+
+def report(run_dirs: Sequence[Path], out: Path, *, tp_score: bool) -> Path:
+    """Write the report of one run or several; returns the page's path."""
+    if tp_score and len(run_dirs) > 1:
+        raise ConfigError("fastsched report: --tp-score is of one run; give one run folder")
+    from fastsched.report import write_report
+
+    tokens = None
+    if tp_score:
+        from fastsched.tp_score import read_token_scores
+
+        tokens = read_token_scores(run_dirs[0])
+    return write_report(run_dirs, out, tokens)
 
 
 def evaluate_run(run_dir: Path, *, average: bool) -> int:

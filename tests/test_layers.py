@@ -12,7 +12,8 @@ ROOMS = ("control", "data", "learn", "engines")
 HEAVY = {"deepspeed", "vllm", "transformers"}
 # What a module may import of fastsched: the layers below it. A room may import itself.
 BASE = {"config", "types"}
-RECORDS = BASE | {"records", "environment", "console", "log", "runs", "plots", "report", "report_page", "report_text"}
+RECORDS = BASE | {"records", "environment", "console", "log", "runs", "plots", "report", "report_page", "report_text",
+                  "trajectory_plots"}
 ABOVE = {
     "prepare": BASE | {"data", "engines"},
     "assemble": BASE | set(ROOMS) | {"log", "prepare"},
@@ -20,7 +21,8 @@ ABOVE = {
     "rollouts": BASE | set(ROOMS) | {"log", "assemble"},
     "train": BASE | set(ROOMS) | {"log", "assemble", "evaluate", "rollouts", "checkpoint", "arguments"},
     "dryrun": BASE | {"arguments", "data", "engines", "prepare"},
-    "commands": RECORDS | {"arguments", "assemble", "evaluate", "prepare", "train", "checkpoint"},
+    "tp_score": RECORDS | {"arguments", "checkpoint", "engines", "learn", "prepare"},
+    "commands": RECORDS | {"arguments", "assemble", "evaluate", "prepare", "tp_score", "train", "checkpoint"},
     "cli": RECORDS | {"arguments", "dryrun", "commands"},
     "arguments": BASE,
     "checkpoint": BASE,
