@@ -83,7 +83,7 @@ def test_presets_command_lists_them(capsys):
     assert all(name in out for name in ("smollm2-cpu", "tiny-cpu", "qwen3-0.6b-gpu", "qwen3-4b-8xh200"))
 
 
-@pytest.mark.parametrize("name", ["qwen3-0.6b-gpu", "qwen3-4b-8xh200"])
+@pytest.mark.parametrize("name", ["qwen3-0.6b-gpu", "qwen3-4b-8xh200", "tp-schedule-qwen3-4b"])
 def test_gpu_presets_dry_run_without_a_hub(capsys, monkeypatch, name):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert main(["train", "--preset", name, "--dry-run"]) == 0

@@ -52,7 +52,7 @@ def test_entropy_by_region_weighs_deciles_by_what_was_kept(run):
     assert first == pytest.approx([0.6, (4 * 0.6 + 0.65) / 5])
     assert np.isnan(early.lines[0].get_ydata()[:20]).all() and np.isfinite(early.lines[0].get_ydata()[-5:]).all()
     np.testing.assert_allclose(everything.get_ydata(), 1.5 - 0.1 * 8)
-    assert np.isfinite(early.lines[1].get_ydata()).all() and middle.get_title(loc="left") == "Middle tokens"
+    assert np.isfinite(early.lines[1].get_ydata()).all() and middle.get_title() == "Middle tokens"
 
 
 def test_snr_points_pair_each_bins_success_with_its_snr(run):

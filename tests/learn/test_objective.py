@@ -11,6 +11,7 @@ from fastsched.config import KlGateConfig, SchedulerConfig, TemporalConfig
 from fastsched.engines.models import load_policy
 from fastsched.engines.tiny import random_tiny
 from fastsched.learn.advantages import group_advantages
+from fastsched.types import Response
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,25 @@ def test_a_teacher_stays_as_it_is_and_is_what_the_log_measures(model_path, teach
             with torch.no_grad():
                 gaps.append(chosen(logits_of(policy, r).log_softmax(-1) - logits_of(teacher, r).log_softmax(-1), r))
     assert stats.kl == pytest.approx(float(torch.cat(gaps).mean()), abs=1e-5) and stats.kl_kind == "k1 to teacher"
+
+
+def test_opd_lowers_the_exact_reverse_kl(model_path, tmp_path):
+    """Responses of one token sampled from the policy as it is, step by step: KL(pi || teacher) at the prompt falls."""
+    path = random_tiny(tmp_path / "sharp", tied=True, seed=4)
+    learner = make(model_path, tmp_path, replace(BASE, loss="opd", teacher=str(path), lr=3e-3), teacher_path=path)
+    teacher, prompt, g = learner.engine.reference.model, tuple(range(10, 16)), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        next(p for n, p in teacher.named_parameters() if n == "model.norm.weight").mul_(12)  # a teacher that is sure of something
+    at_prompt = lambda model: model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    gaps = []
+    for step in range(1, 26):
+        with torch.no_grad():
+            logp, q = at_prompt(learner.engine.policy.model), at_prompt(teacher)
+        gaps.append(float((logp.exp() * (logp - q)).sum()))
+        tokens = torch.multinomial(logp.exp(), 16, replacement=True, generator=g).tolist()
+        responses = [Response(0, prompt, (t,), np.array([float(logp[t])], np.float32), "stop", step - 1) for t in tokens]
+        learner.update(responses, np.zeros((4, 4)), KNOBS, step)
+    assert gaps[0] > 0.5 and gaps[-1] < 0.5 * gaps[0]
 
 
 @pytest.mark.parametrize("form", ["fkl", "ufkl", "rkl", "urkl"])
