@@ -46,6 +46,27 @@ def test_resume_repeats_counts_gate_reference_and_deciles(fastsched, tmp_path, r
     assert float(found[-1]["temporal_s"]) == 0 and float(found[-1]["kept_fraction"]) == 1 and {"snr_0", "snr_3"} <= set(found[0])
 
 
+def test_two_ranks_agree_with_one(fastsched, tmp_path, random_model, graded):
+    """Token counts, the entropy quantile behind the gate and the deciles are of all ranks, whatever their number."""
+    options = ["--reward.kind", "graded:score", "--train.eval_at_ends", "false", "--scheduler.temporal.mode", "linear",
+               "--scheduler.temporal.proxy", "tp_score", "--scheduler.temporal.end", "1.0", "--scheduler.kl_gate.enabled", "true",
+               "--rollout.correction", "sequence_tis", "--rollout.correction_divide", "true", "--train.steps", "3"]
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29741", "-m", "fastsched.cli")
+    one, two = tmp_path / "one", tmp_path / "two"
+    for run, how in ((one, ()), (two, launcher)):
+        done = fastsched(*small(random_model, run, *options), launcher=how, OMP_NUM_THREADS="1", **graded)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    for a, b in zip(rows(one), rows(two), strict=True):
+        for name in ("kept_fraction", "kl_gate", "entropy", "kl", "grad_norm", "correction_mean", "correction_max", "stale"):
+            assert a[name] == b[name] or float(a[name]) == pytest.approx(float(b[name]), rel=1e-3, abs=1e-6), name
+    for a, b in zip(lines(one, "deciles.jsonl"), lines(two, "deciles.jsonl"), strict=True):
+        for name in ("kept", "entropy", "surprisal"):
+            assert [x is None for x in a[name]] == [x is None for x in b[name]]
+            assert [x or 0 for x in a[name]] == pytest.approx([x or 0 for x in b[name]], rel=1e-4)
+    state = [json.loads((run / "checkpoints" / "step-3" / "state.json").read_text())["learner"] for run in (one, two)]
+    assert state[0] == state[1]
+
+
 def test_the_tiny_twin_runs_the_schedule(fastsched, tmp_path, random_model, graded):
     """Late tokens first, everything from 0.8 of the steps on; the objective's settings are those of the published preset."""
     run = tmp_path / "run"

@@ -103,6 +103,17 @@ def test_rpg_is_the_gradient_of_its_published_surrogate(model_path, tmp_path, fo
     assert difference(ours, without) > 1e-3  # the KL term mattered
 
 
+def test_rpg_clips_as_configured(model_path, tmp_path):
+    responses, rewards = batch(model_path, version=-1)
+    found = []
+    for change in (dict(clip=(0.99, 10.0)), dict(clip=(0.1, 0.15)), dict(clip=(0.1, 0.15), dual_clip=1.02)):
+        learner = make(model_path, tmp_path, replace(BASE, loss="rpg", kl="k3", **change))
+        found.append(gradient(learner, responses, rewards, replace(KNOBS, kl_coef=0.1)))
+    shares = [stats.clip_fraction for stats, _ in found]
+    assert shares[0] == 0 < shares[1] < shares[2]
+    assert difference(found[0][1], found[1][1]) > 1e-2 < difference(found[1][1], found[2][1])
+
+
 def test_stale_responses_take_their_ratio_against_the_sampler(model_path, tmp_path):
     """On policy the sampler's log-probabilities do not enter the loss; with one stale response they do for the whole batch, the clip
     acts, a correction is not multiplied again, and a token the sampler gave no log-probability has ratio one."""
