@@ -1,7 +1,7 @@
 """Configuration -> the parts of a run, wired to one another. The only module that knows all rooms."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
@@ -18,6 +18,7 @@ from fastsched.data.rewards import RewardPool
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
 from fastsched.engines.models import load_policy, load_tokenizer, stop_token_ids
 from fastsched.engines.rollout import RolloutEngine, open_rollout
+from fastsched.engines.teacher import load_teacher
 from fastsched.features import feature_lines, find_features
 from fastsched.learn.learner import Learner
 from fastsched.log import RunLog
@@ -72,7 +73,7 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
     with log.phase("starting the reward workers"):
         rewards = RewardPool(cfg.reward, cfg.data.task)
     with log.phase("starting the learner"):
-        learner = _learner(cfg, run_dir, model_path) if learn else None
+        learner = _learner(cfg, run_dir, model_path, train_set) if learn else None
         if learner:
             log.note(f"head: {_head(cfg, learner)}, ZeRO stage {cfg.learner.zero_stage}")
     with log.phase("starting the sampler"):
@@ -108,8 +109,12 @@ def _head(cfg: Config, learner: Learner) -> str:
         raise ConfigError(f"learner.head: {error}") from error
 
 
-def _learner(cfg: Config, run_dir: Path, model_path: Path) -> Learner:
+def _learner(cfg: Config, run_dir: Path, model_path: Path, train_set: PromptSet) -> Learner:
     require(torch.cuda.is_available() or cfg.model.attention != "flex_attention",
             "model.attention: flex_attention has no backward pass on a CPU; use sdpa")
     torch.manual_seed(cfg.train.seed)
-    return Learner(DeepSpeedLearner(load_policy(model_path, cfg.model), cfg.learner, cfg.model), cfg, run_dir)
+    policy, teacher = load_policy(model_path, cfg.model), None
+    if cfg.learner.teacher:
+        teacher_path = prepare_model(replace(cfg, model=replace(cfg.model, name=cfg.learner.teacher)))
+        teacher = load_teacher(teacher_path, model_path, policy, cfg.model)
+    return Learner(DeepSpeedLearner(policy, cfg.learner, cfg.model, teacher), cfg, run_dir, train_set.bins)

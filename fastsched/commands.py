@@ -7,6 +7,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Sequence
 
 from fastsched.arguments import changed_keys, parse_config
 from fastsched.checkpoint import best_checkpoint, damage, newest_intact, step_of
@@ -125,6 +126,20 @@ def _write_average(source: Path, target: Path, dtype: str) -> None:
     from safetensors.torch import load_file, save_file
 
     save_file({name: w.to(getattr(torch, dtype)) for name, w in load_file(source).items()}, target, metadata={"format": "pt"})
+
+
+def report(run_dirs: Sequence[Path], out: Path, *, tp_score: bool) -> Path:
+    """Write the report of one run or several; returns the page's path."""
+    if tp_score and len(run_dirs) > 1:
+        raise ConfigError("fastsched report: --tp-score is of one run; give one run folder")
+    from fastsched.report import write_report
+
+    tokens = None
+    if tp_score:
+        from fastsched.tp_score import read_token_scores
+
+        tokens = read_token_scores(run_dirs[0])
+    return write_report(run_dirs, out, tokens)
 
 
 def evaluate_run(run_dir: Path, *, average: bool, best: bool = False) -> int:

@@ -86,6 +86,8 @@ def _memory(cfg: Config, world: int) -> list[str]:
     parts = {
         "working weights": n * width / share(3), "gradients": n * width / share(2), "master weights and Adam": n * 12 / share(1),
         "averaged policy": n * 4 / share(1) + (n * width if cfg.learner.kl != "none" else 0),
+        **({"teacher, if of this size": n * width} if cfg.learner.teacher else {}),
+        **({"gradient sums by bin": n * 4} if cfg.log.snr_bins else {}),
         "activations": tokens * shape.layers * per_token_layer,
         "logits of one chunk": chunk * shape.vocab * width * (2 if cfg.learner.kl == "exact" else 1) + shape.vocab * shape.hidden * 4,
         "sampler weights": n * rollout_width,

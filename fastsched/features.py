@@ -17,6 +17,8 @@ from fastsched.data.references import References, references
 from fastsched.engines.embed import PolicyReader, SentenceEncoder
 
 FORMAT = 1  # raised when the same configuration must give other features than before
+
+
 def feature_user(cfg: Config) -> Optional[str]:
     """The key that makes a run need features; None where none does."""
     scheduler = cfg.scheduler

@@ -80,7 +80,7 @@ class RunLog:
                 raise ConfigError(f"{self.run_dir} already holds a run: use --resume, or another --run_dir")
             return
         self._names, last = cut_csv(metrics, resume_step)
-        for name in ("metrics.jsonl", "samples.jsonl", "evals.jsonl"):
+        for name in ("metrics.jsonl", "deciles.jsonl", "samples.jsonl", "evals.jsonl"):
             cut_jsonl(self.run_dir / name, resume_step or -1)  # from the start again: so is the evaluation before step 1
         if (last or 0) != resume_step:
             self.warn(f"metrics.csv ends at step {last or 0}, the checkpoint at {resume_step}: rows are missing")
@@ -203,6 +203,11 @@ class RunLog:
             if missing:
                 raise ConfigError(f"sample of step {step}: keys missing: {', '.join(missing)}")
             self._append("samples.jsonl", json_line({"step": step, **row}))
+
+    def deciles(self, step: int, means: Mapping[str, Sequence[float]]) -> None:
+        """Appends one row to deciles.jsonl: `records.DECILE_KEYS`, ten numbers each."""
+        if self.is_main:
+            self._append("deciles.jsonl", json_line({"step": step, **means}))
 
     def evaluation(self, step: int, accuracy: Mapping[str, float], counts: Mapping[str, int]) -> None:
         """Appends held-out accuracy (0..1) and number of prompts, both by bin, to evals.jsonl, and shows them."""

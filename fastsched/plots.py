@@ -34,14 +34,15 @@ class Plot:
     aid: str
     draw: Callable[[Figure, list[Arm]], None]
     wide: bool = False
+    needs: Callable[[list[Arm]], bool] = lambda arms: True  # whether the runs hold what it shows
 
 
-def write_plots(arms: list[Arm], folder: Path) -> list[tuple[Plot, Path]]:
-    """Draws every figure for these arms as PNG into `folder` (made if missing)."""
+def write_plots(arms: list[Arm], folder: Path, plots: Sequence[Plot]) -> list[tuple[Plot, Path]]:
+    """Draws the figures that these arms have something for as PNG into `folder` (made if missing)."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for plot in PLOTS:
-        if plot.file == "accuracy.png" and not any(run.evals for arm in arms for run in arm.runs):
+    for plot in plots:
+        if not plot.needs(arms):
             continue
         with rc_context(STYLE):
             figure = Figure(figsize=(12.4 if plot.wide else 6.6, 3.7), dpi=140, layout="constrained")
@@ -264,7 +265,8 @@ PLOTS = (
          "The line is the average that the scheduler steers. It should enter the shaded window and stay there as long "
          "as the window is reachable.", _success, wide=True),
     Plot("accuracy.png", "Held-out accuracy",
-         "Greedy decoding on prompts that never occur in training.", _accuracy),
+         "Greedy decoding on prompts that never occur in training.", _accuracy,
+         needs=lambda arms: any(run.evals for arm in arms for run in arm.runs)),
     Plot("reward.png", "Reward",
          "An adaptive sampler keeps the mean reward near the window while the prompts get harder, so progress shows in "
          "held-out accuracy, not here.", _one("reward_mean", "Reward", "mean reward")),

@@ -32,7 +32,7 @@ COLUMNS: dict[str, str] = {
     "r_thr": "Reward above which a response counts as success.",
     "entropy": "Mean entropy of the policy over kept response tokens of all ranks, nats.",
     "entropy_ema": "Moving average of entropy, the input of the coefficient rules, nats.",
-    "kl": "Mean KL of the policy to its averaged copy over kept response tokens of all ranks, nats a token.",
+    "kl": "Mean KL of the policy to its reference (average, copy or teacher) over kept response tokens of all ranks, nats a token.",
     "kl_kind": "How kl was computed: exact over the vocabulary, or an estimator on the sampled token.",
     "drift": "Distance of the weights from their average, divided by the norm of the average.",
     "lambda_h": "Entropy coefficient used in this step's loss.",
@@ -75,9 +75,25 @@ OPTIONAL_COLUMNS: dict[str, str] = {
     "p_std_b": "Posterior standard deviation of success in bin b (p_std_0, p_std_1, ...).",
     "trained_groups": "Groups trained in this step, over all ranks; fewer than the batch where too few were complete (speed).",
     "buffered_groups": "Groups kept for later steps: waiting for their other responses (speed) or to be trained again (dots).",
+    "stale": "Share of responses sampled from older weights; with any, every ratio of the step is taken against the sampler.",
+    "correction_mean": "Mean of pi_old / pi_sampler over kept tokens, before any bound; empty without rollout.correction.",
+    "correction_max": "Largest pi_old / pi_sampler of a kept token.",
+    "correction_capped": "Share of kept tokens whose ratio, of the token or its response, was cut to correction_cap.",
+    "correction_rejected": "Share of kept tokens whose correction weight is 0: outside the bounds, or vetoed.",
+    "kl_gate": "h0 of the KL gate, nats: below this entropy the KL term acts on a token; empty while it acts on all.",
+    "reference_copied": "1 when the reference became a copy of the policy before this step's update.",
+    "snr_b": "Gradient signal-to-noise ratio of bin b (snr_0, snr_1, ...); grad_snr then includes the differences between bins.",
     "missing_logprobs": "Sampled tokens so far for which the sampler gave no log-probability.",
 }
 """Columns that a row may add; any other name is allowed too, without an entry in the glossary."""
+
+DECILE_KEYS: dict[str, str] = {
+    "kept": "Share of response tokens that carry the loss.",
+    "entropy": "Mean entropy of the policy over kept tokens, nats.",
+    "kl": "Mean KL to the reference over kept tokens, nats.",
+    "surprisal": "Mean -logp(sampler) over all tokens, nats: an unbiased estimate of the sampler's entropy, kept or not.",
+}
+"""Each row of deciles.jsonl: ten numbers by tenth of the response t / L, null where there is no token."""
 
 SAMPLE_KEYS = ("row", "prompt", "response", "answer", "reward", "finish_reason", "length")
 

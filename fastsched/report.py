@@ -8,17 +8,19 @@ import base64
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Sequence
+from typing import Optional, Sequence
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 
 from fastsched.config import ConfigError
-from fastsched.plots import COLOURS, phase_seconds, write_plots
+from fastsched.plots import COLOURS, PLOTS, phase_seconds, write_plots
 from fastsched.records import COLUMNS, OPTIONAL_COLUMNS, replace_text
 from fastsched.report_page import PAGE
-from fastsched.runs import SETTLED, Arm, Run, arms_of, in_window_share, last, load_run, mean_accuracy
+from fastsched.runs import SETTLED, TOKEN_GROUPS, Arm, Run, TokenScores, arms_of, in_window_share, last, load_run, mean_accuracy
+from fastsched.trajectory_plots import TRAJECTORY_PLOTS, write_token_plot
 
+TOKENS_SHOWN = 12  # of each group of the TP-Score table
 LONGEST_TEXT = 3000  # characters of a prompt or response shown in the sample table
 
 
@@ -34,11 +36,11 @@ class Table:
     colours: Sequence[str] = ()
 
 
-def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
+def write_report(run_dirs: Sequence[Path], out: Path, tokens: Optional[TokenScores] = None) -> Path:
     """Writes `out`/report.html and `out`/plots/*.png from run folders, finished or going on; returns the HTML's path.
 
-    `out` may also name the HTML file itself. Runs named `...-seed-N` are gathered into one arm. ConfigError names a
-    folder that is no run, or has not finished a step.
+    `out` may also name the HTML file itself. With `tokens`, also tp_score.csv beside it, a figure and a table of them.
+    Runs named `...-seed-N` are gathered into one arm. ConfigError names a folder that is no run, or has not finished a step.
     """
     if not run_dirs:
         raise ConfigError("report: give at least one run folder")
@@ -46,10 +48,25 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
     arms = arms_of(runs, COLOURS)
     page = Path(out) if Path(out).suffix == ".html" else Path(out) / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    plots = [(plot, _data_uri(path)) for plot, path in write_plots(arms, page.parent / "plots")]
+    drawn = write_plots(arms, page.parent / "plots", (*PLOTS, *TRAJECTORY_PLOTS))
+    if tokens is not None:
+        tokens.table.to_csv(page.parent / "tp_score.csv", index=False)
+        drawn.append(write_token_plot(tokens, page.parent / "plots"))
+    plots = [(plot, _data_uri(path)) for plot, path in drawn]
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(PAGE)
-    replace_text(page, template.render(plots=plots, **(_one_run(runs[0]) if len(runs) == 1 else _several(runs, arms))))
+    parts = _one_run(runs[0]) if len(runs) == 1 else _several(runs, arms)
+    replace_text(page, template.render(plots=plots, tokens=None if tokens is None else _tokens_by_position(tokens), **parts))
     return page
+
+
+def _tokens_by_position(tokens: TokenScores) -> Table:
+    """The most frequent tokens of each group, with their text as Python writes it, so that blanks and line ends are seen."""
+    rows = []
+    for name, (low, high) in TOKEN_GROUPS.items():
+        group = tokens.table[tokens.table["tp_score"].between(low, high)]
+        rows += [[name, repr(row.text), f"{row.tp_score:.3f}", str(row.seen)]
+                 for row in group.nlargest(TOKENS_SHOWN, "seen").sort_values("tp_score").itertuples()]
+    return Table(["Group", "Token", "TP-Score", "Seen"], rows, numeric=(2, 3), code=(1,))
 
 
 def _data_uri(path: Path) -> str:

@@ -85,6 +85,9 @@ details summary { cursor: pointer; color: var(--blue); font-size: .9rem; margin:
 <img src="{{ uri }}" alt="{{ plot.title }}"><figcaption>{{ plot.aid }}</figcaption></figure>
 {% endfor %}</div>
 
+{% if tokens %}<h2 id="tokens">Tokens by position</h2>
+<p class="note">TP-Score: where in a response a token usually occurs, 0 at its beginning, 1 at its end.</p>{{ table(tokens) }}{% endif %}
+
 {% if samples %}<h2 id="samples">Samples</h2>
 <p class="note">What the model wrote at the first, the middle and the last recorded step{{ samples_of }}.</p>
 {% for step, rows in samples %}<h3>Step {{ step }}</h3>

@@ -2,10 +2,12 @@
 
 import io
 import json
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -15,6 +17,8 @@ from fastsched.records import bin_count, complete_lines, read_jsonl
 SETTLED = 20
 """Steps at the start of a run that the in-window share leaves out."""
 TEXT_COLUMNS = ("kl_kind", "rule")
+TOKEN_GROUPS = {"early (at most 10 %)": (0.0, 0.10), "middle (45-55 %)": (0.45, 0.55), "late (at least 90 %)": (0.90, 1.0)}
+"""Tokens by TP-Score, as the figures of arXiv 2605.25381 group them."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Run:
     environment: dict
     samples: list[dict]
     evals: list[dict]
+    deciles: list[dict] = field(default_factory=list)
 
     def column(self, name: str) -> pd.Series:
         """A column as float64, all NaN when the run does not have it."""
@@ -59,6 +64,16 @@ class Arm:
     colour: str
 
 
+@dataclass(frozen=True)
+class TokenScores:
+    """Where tokens stand in responses: `table` with columns token, text, tp_score, seen, earliest first; `groups` with the share of
+    each group's occurrences by position bin [100].
+    """
+
+    table: pd.DataFrame
+    groups: dict[str, np.ndarray]
+
+
 def load_run(folder: Path) -> Run:
     """Reads a run folder. ConfigError names a folder that is missing, is no run, or has not finished a step."""
     folder = Path(folder)
@@ -77,7 +92,7 @@ def load_run(folder: Path) -> Run:
     return Run(folder.resolve().name, folder, table,
                _flat(yaml.safe_load(config.read_text()) or {}) if config.exists() else {},
                json.loads(environment.read_text()) if environment.exists() else {},
-               read_jsonl(folder / "samples.jsonl"), [evals[step] for step in sorted(evals)])
+               read_jsonl(folder / "samples.jsonl"), [evals[step] for step in sorted(evals)], read_jsonl(folder / "deciles.jsonl"))
 
 
 def _known(record: dict) -> dict:
@@ -100,6 +115,16 @@ def arms_of(runs: list[Run], colours: tuple[str, ...]) -> list[Arm]:
         groups.setdefault(re.sub(r"-seed-\d+$", "", run.name), []).append(run)
     return [Arm(name if len(group) > 1 else group[0].name, group, colours[i % len(colours)])
             for i, (name, group) in enumerate(groups.items())]
+
+
+def schedule_progress(run: Run, steps: np.ndarray) -> np.ndarray:
+    """tau of each step: the share of the temporal schedule that has passed; without a schedule the share of all steps."""
+    total = int(run.config.get("train.steps") or run.steps.max())
+    first, last = 0, total
+    if run.config.get("scheduler.temporal.mode", "none") != "none":
+        first, last = (math.floor(total * float(run.config.get(f"scheduler.temporal.{name}", default)))
+                       for name, default in (("start", 0.0), ("end", 0.8)))
+    return np.clip((steps - first) / max(last - first, 1), 0.0, 1.0)
 
 
 def in_window_share(run: Run) -> tuple[float | None, int]:

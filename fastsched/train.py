@@ -58,7 +58,7 @@ def _start(run: Run, checkpoint: Path | None) -> Progress:
         progress = Progress(**state["progress"])
         run.scheduler.load_state_dict(state["scheduler"])
         run.buffer.load(load_arrays(checkpoint))
-        run.learner.skipped_in_row = state["skipped_in_row"]
+        run.learner.load_state_dict(state["learner"])
         run.log.note(f"resumed {checkpoint.name}: model, optimizer, averaged policy, scheduler, sampler position, random generators; "
                      f"next is step {progress.step + 1}")
         if ranks != run.learner.engine.world_size:
@@ -92,9 +92,10 @@ def _step(run: Run, progress: Progress) -> None:
     progress.step = step
     progress.tokens_total += int(rolled.outcomes.lengths.sum())
     progress.prompts_total += rolled.outcomes.new_prompts
-    signal_free = stats.flat_groups == 1.0 and knobs.entropy_coef == 0 and knobs.kl_coef == 0
+    signal_free = stats.flat_groups == 1.0 and knobs.entropy_coef == 0 and knobs.kl_coef == 0 and not cfg.learner.teacher
     progress.flat_in_row = progress.flat_in_row + 1 if signal_free else 0
     log.step(_row(run, progress, knobs, stats, rolled))
+    log.deciles(step, stats.deciles)
     log.samples(step, sample_rows(rolled.prompts, rolled.responses, rolled.rewards, rolled.texts))
     for message in run.scheduler.messages():
         log.note(message)
@@ -104,14 +105,13 @@ def _row(run: Run, progress: Progress, knobs: Knobs, stats: Stats, rolled: Rollo
     """One row of metrics.csv; the t_ columns come from the log's phases."""
     outcomes, sampled = rolled.outcomes, rolled.outcomes.sampled
     scored = outcomes.rewards[np.isfinite(outcomes.rewards)]
-    measured = asdict(stats)
-    measured["skipped_nonfinite"] = measured.pop("skipped")
     return {
         "step": progress.step, "tokens_total": progress.tokens_total, "prompts_total": progress.prompts_total,
         "reward_mean": float(scored.mean()) if scored.size else float("nan"),
         "reward_std": float(scored.std()) if scored.size else float("nan"), "reward_failures": int(sampled.sum() - scored.size),
         "r_thr": knobs.r_threshold, "lambda_h": knobs.entropy_coef, "lambda_kl": knobs.kl_coef, "ema_alpha": knobs.ema_alpha,
-        "lr_scale": knobs.lr_scale, "temporal_s": knobs.temporal_s, "rule": knobs.rule, **run.scheduler.report(), **measured,
+        "lr_scale": knobs.lr_scale, "temporal_s": knobs.temporal_s, "rule": knobs.rule, **run.scheduler.report(), **stats.columns(),
+        "kl_gate": knobs.kl_gate, "reference_copied": int(knobs.copy_reference),
         "truncated": float(outcomes.truncated[sampled].mean()), "response_len_mean": float(outcomes.lengths[sampled].mean()),
         "trained_groups": rolled.trained, "buffered_groups": len(run.buffer),
         "missing_logprobs": run.rollout.missing_logprobs, "tokens_per_s": float(outcomes.lengths.sum()) / run.log.step_seconds(),
@@ -121,7 +121,7 @@ def _row(run: Run, progress: Progress, knobs: Knobs, stats: Stats, rolled: Rollo
 
 def _save(run: Run, progress: Progress) -> None:
     with run.log.phase("checkpoint"):
-        state = {"progress": asdict(progress), "scheduler": run.scheduler.state_dict(), "skipped_in_row": run.learner.skipped_in_row}
+        state = {"progress": asdict(progress), "scheduler": run.scheduler.state_dict(), "learner": run.learner.state_dict()}
         score = {"none": None, "accuracy": progress.accuracy, "success": run.scheduler.success.ema}[run.cfg.train.keep_best]
         save_checkpoint(run.run_dir, progress.step, run.learner.engine, state, run.cfg.train.keep_checkpoints, score, run.buffer.arrays())
 

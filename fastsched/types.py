@@ -3,7 +3,8 @@
 P prompts, G responses a prompt, L tokens of one response, K difficulty bins.
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional
 
 import numpy as np
@@ -85,7 +86,7 @@ class Stats:
 
     loss: float
     entropy: float  # mean over kept response tokens, nats
-    kl: float  # mean over kept response tokens to the averaged policy, nats
+    kl: float  # mean over kept response tokens to the reference (average, copy or teacher), nats
     kl_kind: str
     drift: float  # ||theta - avg|| / ||avg||
     grad_norm: float
@@ -96,6 +97,21 @@ class Stats:
     flat_groups: float  # share of groups whose rewards are all equal
     skipped: int  # updates of this step skipped because something was not finite
     lr: float
+    stale: float = 0.0  # share of responses sampled from older weights than the step's own
+    correction_mean: float = math.nan  # of pi_old / pi_sampler over kept tokens, before any bound
+    correction_max: float = math.nan
+    correction_capped: float = math.nan  # share of kept tokens whose ratio was capped
+    correction_rejected: float = math.nan  # share of kept tokens whose weight is 0
+    entropy_quantile: float = math.nan  # of all response tokens, for the KL gate, nats
+    snr_bins: tuple[float, ...] = ()  # gradient SNR by difficulty bin, where asked for
+    deciles: Optional[Mapping[str, list[float]]] = None  # by tenth of the response: kept share, entropy, kl, surprisal
+
+    def columns(self) -> dict[str, Any]:
+        """What of it is in metrics.csv, by column."""
+        values = asdict(self)
+        values["skipped_nonfinite"] = values.pop("skipped")
+        values |= {f"snr_{b}": value for b, value in enumerate(values.pop("snr_bins"))}
+        return {name: value for name, value in values.items() if name not in ("deciles", "entropy_quantile")}
 
 
 @dataclass(frozen=True)
@@ -110,6 +126,8 @@ class Knobs:
     lr_scale: float
     temporal_s: float  # share of each trajectory cut from the front, 0 trains everything
     rule: str  # the coefficient rules that fired, for the log
+    kl_gate: Optional[float] = None  # h0 of the token-level KL gate, nats; None leaves the gate open
+    copy_reference: bool = False  # the reference becomes a copy of the policy before this step's update
 
 
 @dataclass(frozen=True)
@@ -147,7 +165,11 @@ class MicroBatch:
     sampler_logp: np.ndarray  # [R] float32
     responses: np.ndarray  # [R] int64, index of the response in the rank's batch
     offsets: np.ndarray  # [R] int64, token position t in its response
+    deciles: np.ndarray  # [R] int64, 0..9: tenth of its response
     groups: int  # prompt groups whose gradient this micro-batch carries; 0 for a dummy
+    old_logp: Optional[np.ndarray] = None  # [R] float32, NaN: unknown; None: the policy has not moved since
+    kl_scale: Optional[np.ndarray] = None  # [R] float32, factor of the KL coefficient; None: 1
+    bin: int = -1  # difficulty bin of all its groups, where micro-batches are split by bin
 
 
 class Head(NamedTuple):

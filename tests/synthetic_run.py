@@ -51,6 +51,7 @@ def metrics_row(step: int, total: int, rng: np.random.Generator, kind="adaptive"
         "rule": "" if step < total // 2 else "low entropy: lambda_H up", **times,
         "t_step": sum(times.values()) + 0.12,
     }
+    row |= {f"snr_{b}": math.nan if step % 5 == 0 else 0.5 * v * (1 - v) + 0.02 * rng.standard_normal() for b, v in enumerate(p)}
     return {**row, **{f"w_{b}": w for b, w in enumerate(weights)}, **{f"p_{b}": v for b, v in enumerate(p)}}
 
 
@@ -68,11 +69,21 @@ def write_run(folder: Path, steps: int = 60, kind: str = "adaptive", seed: int =
         for step in range(1, steps + 1):
             row = metrics_row(step, total, rng, kind, state)
             log.step(row)
+            log.deciles(step, deciles(step, total))
             log.samples(step, [sample(step, i, rng) for i in range(4)])
             if step % 20 == 0:
                 accuracy = [row[f"p_{b}"] for b in range(4)]
                 log.evaluation(step, dict(zip(BINS, accuracy, strict=True)), dict.fromkeys(BINS, 64))
     return folder
+
+
+def deciles(step: int, total: int) -> dict[str, list[float]]:
+    """The kept region grows from the end; entropy falls along the response, KL is largest at the boundary."""
+    cut = max(0, 9 - 10 * step // total)
+    kept = [float(d >= cut) for d in range(10)]
+    only = lambda values: [v if k else math.nan for v, k in zip(values, kept, strict=True)]
+    entropy = [1.5 - 0.1 * d for d in range(10)]
+    return {"kept": kept, "entropy": only(entropy), "kl": only([0.01 / (1 + abs(d - cut)) for d in range(10)]), "surprisal": entropy}
 
 
 def sample(step: int, place: int, rng: np.random.Generator) -> dict:

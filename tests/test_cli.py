@@ -84,13 +84,22 @@ def test_presets_command_lists_them(capsys):
     assert all(name in out for name in ("smollm2-cpu", "tiny-cpu", "qwen3-0.6b-gpu", "qwen3-4b-8xh200"))
 
 
-@pytest.mark.parametrize("name", ["qwen3-0.6b-gpu", "qwen3-4b-8xh200", "ads-qwen3-4b-base"])
+@pytest.mark.parametrize("name", ["qwen3-0.6b-gpu", "qwen3-4b-8xh200", "ads-qwen3-4b-base", "tp-schedule-qwen3-4b"])
 def test_gpu_presets_dry_run_without_a_hub(capsys, monkeypatch, name):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert main(["train", "--preset", name, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert yaml.safe_load(out[: out.index("\nrun folder")])["model"]["name"].startswith("Qwen/")
     assert "responses a step" in out and "memory on each of" in out and "together" in out and "not checked" in out
+
+
+def test_dry_run_counts_what_the_objective_holds(capsys, random_model):
+    base = ["train", "--dry-run", "--model.name", str(random_model), "--data.size", "200", "--data.eval_per_bin", "2"]
+    assert main(base) == 0
+    assert "teacher" not in capsys.readouterr().out.split("memory on each")[1]
+    assert main([*base, "--learner.loss", "opd", "--learner.teacher", "other", "--learner.kl", "none", "--log.snr_bins", "true"]) == 0
+    memory = capsys.readouterr().out.split("memory on each")[1]
+    assert "teacher, if of this size" in memory and "gradient sums by bin" in memory
 
 
 def test_dry_run_checks_the_whole_dataset(capsys, tmp_path, random_model):

@@ -102,7 +102,8 @@ def test_what_needs_features():
     for kind in ("adaptive", "mopps", "learned"):
         assert feature_user(parse_config(["--scheduler.kind", kind])) is None
     assert feature_user(parse_config(["--scheduler.kind", "dots"])) == "scheduler.kind dots"
-    assert feature_user(parse_config(["--scheduler.kind", "learned", "--scheduler.learned.arms", "clusters"])) == "scheduler.learned.arms clusters"
+    learned = parse_config(["--scheduler.kind", "learned", "--scheduler.learned.arms", "clusters"])
+    assert feature_user(learned) == "scheduler.learned.arms clusters"
     assert feature_user(parse_config(["--data.difficulty", "cluster"])) == "data.difficulty cluster"
     assert feature_user(parse_config(["--scheduler.kind", "ads", "--train.prompts_per_step", "128"])) == "scheduler.kind ads"
 

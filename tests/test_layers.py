@@ -12,7 +12,8 @@ ROOMS = ("control", "data", "learn", "engines")
 HEAVY = {"deepspeed", "vllm", "transformers"}
 # What a module may import of fastsched: the layers below it. A room may import itself.
 BASE = {"config", "types", "groups"}
-RECORDS = BASE | {"records", "environment", "console", "log", "runs", "plots", "report", "report_page", "report_text"}
+RECORDS = BASE | {"records", "environment", "console", "log", "runs", "plots", "report", "report_page", "report_text",
+                  "trajectory_plots"}
 ABOVE = {
     "prepare": BASE | {"data", "engines"},
     "features": BASE | {"data", "engines"},
@@ -24,7 +25,8 @@ ABOVE = {
     "guards": BASE | set(ROOMS) | {"assemble", "checkpoint"},
     "train": BASE | set(ROOMS) | {"log", "assemble", "evaluate", "rollouts", "batches", "checkpoint", "arguments", "guards"},
     "dryrun": BASE | {"arguments", "data", "engines", "features", "prepare"},
-    "commands": RECORDS | {"arguments", "assemble", "evaluate", "prepare", "train", "checkpoint"},
+    "tp_score": RECORDS | {"arguments", "checkpoint", "engines", "learn", "prepare"},
+    "commands": RECORDS | {"arguments", "assemble", "evaluate", "prepare", "tp_score", "train", "checkpoint"},
     "cli": RECORDS | {"arguments", "cluster", "dryrun", "commands"},
     "arguments": BASE,
     "checkpoint": BASE,

@@ -2,10 +2,10 @@
 
 from fastsched.config.checks import ConfigError, FeaturesMissing, default_cache_dir, require
 from fastsched.config.features import FeaturesConfig
+from fastsched.config.learner import LearnerConfig
 from fastsched.config.run import (
     Config,
     DataConfig,
-    LearnerConfig,
     LogConfig,
     ModelConfig,
     ModelShape,
@@ -19,6 +19,7 @@ from fastsched.config.scheduler import (
     AdsConfig,
     CoefficientConfig,
     GresoConfig,
+    KlGateConfig,
     MoppsConfig,
     SchedulerConfig,
     SecConfig,
@@ -27,7 +28,7 @@ from fastsched.config.scheduler import (
 
 __all__ = [
     "AdaRFTConfig", "AdsConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "DotsConfig", "FeaturesConfig",
-    "FeaturesMissing", "GresoConfig", "LearnedConfig", "LearnerConfig", "LogConfig", "ModelConfig", "ModelShape", "MoppsConfig",
-    "ReplayConfig", "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "SpeedConfig", "TemporalConfig", "TrainConfig",
-    "VcrlConfig", "default_cache_dir", "require",
+    "FeaturesMissing", "GresoConfig", "KlGateConfig", "LearnedConfig", "LearnerConfig", "LogConfig", "ModelConfig", "ModelShape",
+    "MoppsConfig", "ReplayConfig", "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "SpeedConfig", "TemporalConfig",
+    "TrainConfig", "VcrlConfig", "default_cache_dir", "require",
 ]

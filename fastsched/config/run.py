@@ -9,6 +9,7 @@ from typing import Literal, Optional
 
 from fastsched.config.checks import require
 from fastsched.config.features import FeaturesConfig
+from fastsched.config.learner import LearnerConfig
 from fastsched.config.scheduler import SchedulerConfig
 
 
@@ -123,9 +124,18 @@ class RolloutConfig:
     kv_cache_gb: float = 1.0
     gpu_memory_utilization: float = 0.45
     max_num_seqs: int = 256
-    correction: Literal["none", "token_tis"] = "none"
-    """Weight of the engine/learner mismatch: none, or truncated importance sampling per token."""
-    correction_cap: float = 2.0
+    correction: Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis", "icepop", "geometric"] = "none"
+    """Weight of the surrogate for the engine/learner mismatch rho = pi_old / pi_sampler (algorithms.md 5.1): truncated or masked
+    importance sampling by token or response, IcePop (arXiv 2510.18855), or keeping the responses whose geometric mean of rho lies
+    within the bounds. Not applied to stale responses, whose ratio is taken against the sampler already."""
+    correction_cap: Optional[float] = None
+    """Upper bound of the ratio; by default 2 (token_tis, sequence_tis, token_mis), 3 (sequence_mis), 5 (icepop), 1.001 (geometric)."""
+    correction_floor: Optional[float] = None
+    """Lower bound of token_mis (0.5), icepop (0.5) and geometric (0.999)."""
+    correction_veto: float = 0.0
+    """A response with a token of rho below this gets weight 0; published 1e-4, 0 is off."""
+    correction_divide: bool = False
+    """Divide the weights by their mean over the batch; needs one more pass over the batch."""
     sync_tolerance: Optional[float] = None
     """Largest mean |logp(sampler) - logp(learner)| on the re-scored prompt; by default 1e-4 in fp32, 0.25 in bf16."""
 
@@ -134,50 +144,10 @@ class RolloutConfig:
         require(self.temperature > 0, "rollout.temperature: must be positive for training (evaluation is greedy)")
         require(self.top_p == 1.0 and self.top_k == -1 or self.correction == "none",
                 "rollout.correction: the sampler renormalises after top_p/top_k, the learner does not; use top_p=1, top_k=-1")
-
-
-@dataclass(frozen=True)
-class LearnerConfig:
-    zero_stage: Literal[0, 1, 2, 3] = 1
-    loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "dapo"
-    """Clipped surrogate with the denominators of GRPO, DAPO or Dr.GRPO; GSPO (one ratio a response, arXiv 2507.18071; its clip is
-    near 3e-4); CISPO (clipped weight, no clipped gradient, arXiv 2506.13585). GSPO and CISPO differ off policy only."""
-    lr: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
-    warmup_steps: int = 0
-    cooldown: float = 0.0
-    """Last share of train.steps over which the learning rate falls linearly towards 0; what gradient noise moved then averages out."""
-    clip: tuple[float, float] = (0.2, 0.28)
-    """Lower and upper clip of the ratio: [1 - lower, 1 + upper]."""
-    dual_clip: Optional[float] = None
-    kl: Literal["none", "k1", "k2", "k3", "exact"] = "exact"
-    """KL to the averaged policy: estimator on the sampled token, or exact over the vocabulary; `none` skips the reference pass."""
-    micro_batch_tokens: int = 4096
-    """Token budget of one packed micro-batch, padding included."""
-    share_prompts: bool = True
-    """Pack the G responses of a prompt behind one copy of it (block mask); equal loss and gradients, fewer tokens."""
-    skip_flat_groups: bool = False
-    """Groups whose rewards are all equal leave the learner and stay in the denominators. Exact while the entropy and KL coefficients
-    are 0; otherwise both terms act on the other groups only. Entropy and KL are then measured over the other groups."""
-    drop_unsolved: bool = False
-    """Groups without a single success (no reward above the scheduler's threshold) leave the gradient and the denominators after the
-    scheduler has seen them (ADS, arXiv 2606.22305); solved groups stay."""
-    updates_per_batch: int = 1
-    """Optimizer steps on one rollout batch; more than one needs an old-log-probability pass."""
-    head: Optional[Literal["triton", "cpp", "pytorch"]] = None
-    """Implementation of the fused head; by default the fastest that this device can run, and the log names it."""
-    chunk_rows: Optional[int] = None
-    """Rows of logits formed at a time in the head; by default 4096 on a GPU, 128 MiB of logits on a CPU."""
-    nonfinite_limit: int = 3
-    """Consecutive skipped updates after which the run stops with exit code 3."""
-
-    def __post_init__(self):
-        require(self.lr > 0 and self.micro_batch_tokens > 0, "learner: lr and micro_batch_tokens must be positive")
-        require(0 <= self.cooldown <= 1, "learner.cooldown: must lie in [0, 1]")
-        require(self.updates_per_batch >= 1, "learner.updates_per_batch: must be at least 1")
-        require(0 <= self.clip[0] < 1 and self.clip[1] >= 0, "learner.clip: needs 0 <= lower < 1 and upper >= 0")
+        require(self.correction_floor is None or self.correction in ("token_mis", "icepop", "geometric"),
+                f"rollout.correction_floor: {self.correction} has no lower bound; leave it out")
+        require(0 <= (self.correction_floor or 0) <= (self.correction_cap or float("inf")) and self.correction_veto >= 0,
+                "rollout.correction: need 0 <= correction_floor <= correction_cap and correction_veto >= 0")
 
 
 @dataclass(frozen=True)
@@ -214,6 +184,11 @@ class LogConfig:
     wandb: bool = False
     samples_per_step: int = 4
     plots: bool = True
+    tp_score: bool = True
+    """Count where in its response every token occurs, for `fastsched report RUN --tp-score`; part of every checkpoint."""
+    snr_bins: bool = False
+    """Gradient signal-to-noise ratio by difficulty bin: micro-batches then hold one bin each, at least two a bin, and every rank keeps
+    one more gradient."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +215,11 @@ class Config:
         require(self.scheduler.kind != "ads" or prompts == ads.clusters * ads.size,
                 f"train.prompts_per_step: {prompts}, but scheduler.ads draws {ads.clusters} clusters of {ads.size} prompts; "
                 f"set it to {ads.clusters * ads.size}, or change scheduler.ads.clusters or scheduler.ads.size")
+        require(not self.scheduler.kl_gate.enabled or self.learner.kl != "none",
+                "scheduler.kl_gate: gates the KL term, and learner.kl is none; choose an estimator")
+        copies = self.scheduler.copy_every > 0 or self.scheduler.copy_kl is not None
+        require(copies == (self.learner.reference == "copy"),
+                "learner.reference: copy needs scheduler.copy_every or scheduler.copy_kl, and average takes neither")
         if self.scheduler.kind in ("speed", "dots"):
             _check_earlier_responses(self)
 

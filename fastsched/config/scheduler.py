@@ -23,9 +23,13 @@ class CoefficientConfig:
 class TemporalConfig:
     """Temporal schedule S(tau) of algorithms.md 1 (TP-Schedule, arXiv 2605.25381); `mode: none` trains every token."""
     mode: Literal["none", "linear", "gamma", "sigmoid"] = "none"
-    proxy: Literal["suffix", "prefix", "entropy", "random"] = "suffix"
+    proxy: Literal["suffix", "prefix", "entropy", "random", "tp_score", "advantage"] = "suffix"
     """Which share 1 - S of a response carries the loss: its end, its beginning, its tokens of highest entropy (one more pass
-    over the batch), or any."""
+    over the batch), any, or the tokens that usually occur late (TP-Score of at least S). `advantage` masks nothing: it adds
+    S min(alpha H_t, |A| / kappa) to the advantage (arXiv 2506.14758, scheduled; one more pass over the batch)."""
+    alpha: float = 0.4
+    kappa: float = 2.0
+    """Of proxy `advantage`."""
     magnitude: float = 0.99
     gamma: float = 2.0
     """Exponent of mode `gamma`."""
@@ -37,6 +41,25 @@ class TemporalConfig:
         require(0 <= self.start < self.end <= 1, "scheduler.temporal: need 0 <= start < end <= 1")
         require(0 <= self.magnitude <= 1, "scheduler.temporal.magnitude: must lie in [0, 1]")
         require(self.gamma > 0, "scheduler.temporal.gamma: must be positive")
+        require(self.alpha >= 0 and self.kappa >= 1,
+                "scheduler.temporal: alpha must be at least 0, kappa at least 1 (below it the bonus could turn an advantage's sign)")
+
+
+@dataclass(frozen=True)
+class KlGateConfig:
+    """Token-level KL gate (control_plane.md 5): beta_t = lambda_KL sigmoid((h0 - H_t) / width), H_t the mean entropy of the last
+    `tokens` tokens; KL holds a token only where the policy has become certain. One more pass over the batch."""
+    enabled: bool = False
+    quantile: float = 0.2
+    """h0 follows this quantile of token entropy."""
+    width: float = 0.1
+    """Nats over which the gate opens."""
+    tokens: int = 1
+    """Tokens of the causal window, the token itself included."""
+
+    def __post_init__(self):
+        require(0 < self.quantile < 1 and self.width > 0 and self.tokens >= 1,
+                "scheduler.kl_gate: quantile must lie in (0, 1), width must be positive, tokens at least 1")
 
 
 @dataclass(frozen=True)
@@ -133,6 +156,11 @@ class SchedulerConfig:
     """`targets`: how far lambda_H moves a step."""
     entropy: CoefficientConfig = field(default_factory=CoefficientConfig)
     kl: CoefficientConfig = field(default_factory=CoefficientConfig)
+    kl_gate: KlGateConfig = field(default_factory=KlGateConfig)
+    copy_every: int = 0
+    """`learner.reference copy`: steps after which the reference becomes the policy again; 0 never."""
+    copy_kl: Optional[float] = None
+    """`learner.reference copy`: renew it as soon as the moving average of the KL to it exceeds this."""
     statistics_beta: float = 0.9
     """EMA of entropy, KL and drift before any decision."""
     initial_entropy: Optional[float] = None
@@ -163,6 +191,8 @@ class SchedulerConfig:
         require(self.refills >= 0, "scheduler.refills: must be at least 0")
         require(self.refills == 0 or self.kind not in ("speed", "dots"),
                 f"scheduler.refills: scheduler.kind={self.kind} fills its batches from a buffer of its own; set refills to 0")
+        require(self.copy_every >= 0 and (self.copy_kl is None or self.copy_kl > 0),
+                "scheduler: copy_every must be at least 0, copy_kl positive")
         require(self.update_every >= 1, "scheduler.update_every: must be at least 1")
         require(self.drift_low < self.drift_high, "scheduler: need drift_low < drift_high")
         require(0 <= self.success_beta < 1 and 0 <= self.statistics_beta < 1,

@@ -8,6 +8,8 @@ import numpy as np
 
 from fastsched.config import SchedulerConfig, require
 from fastsched.control.coefficients import Coefficients, constant, rules, start_coefficients, targets
+from fastsched.control.kl_gate import follow_quantile
+from fastsched.control.reference import Reference, copy_due, observe_reference
 from fastsched.control.samplers import make_sampler
 from fastsched.control.temporal import schedule_ends, temporal_s
 from fastsched.control.window import (
@@ -21,7 +23,7 @@ from fastsched.control.window import (
 )
 from fastsched.types import Features, Knobs, Outcomes, Selection, Stats
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 COEFFICIENT_RULES = {"rules": rules, "targets": targets, "constant": constant}
 
 
@@ -52,6 +54,8 @@ class Scheduler:
         self.sizes = sizes
         self.success = unknown_success(len(sizes), cfg.r_threshold)
         self.coefficients = start_coefficients(cfg)
+        self.kl_gate: Optional[float] = None  # h0, unknown until the first observation
+        self.reference = Reference()
         self.sampler = make_sampler(cfg, narrow, sizes, prompts_per_step, seed, features)
         self.said: list[str] = []
         self.waiting: list[str] = []
@@ -72,6 +76,8 @@ class Scheduler:
             lr_scale=now.lr_scale,
             temporal_s=temporal_s(self.success.steps + 1, self.total_steps, self.cfg.temporal),
             rule="constant" if self.cfg.coefficients == "constant" else "+".join(now.fired) or "none",
+            kl_gate=self.kl_gate,
+            copy_reference=copy_due(self.reference, self.cfg),
         )
 
     def observe(self, outcomes: Outcomes, stats: Stats) -> None:
@@ -79,6 +85,9 @@ class Scheduler:
         self.sampler.observe(outcomes, self.success)
         self.success = move_threshold(observe_success(self.success, outcomes, self.cfg), self.cfg)
         self.coefficients = COEFFICIENT_RULES[self.cfg.coefficients](self.coefficients, stats, self.cfg)
+        self.reference = observe_reference(self.reference, stats, self.cfg)
+        if self.cfg.kl_gate.enabled:
+            self.kl_gate = follow_quantile(self.kl_gate, stats.entropy_quantile)
         kind = out_of_reach(self.success.p[self.sizes > 0], self.cfg.window)
         if kind and kind not in self.said:
             self.said.append(kind)
@@ -113,6 +122,7 @@ class Scheduler:
             "version": STATE_VERSION, "seed": self.seed,
             "rows": int(self.sizes.sum()), "bins": len(self.sizes), "bin_sizes": self.sizes.tolist(),
             "success": _listed(asdict(self.success)), "coefficients": _listed(asdict(self.coefficients)),
+            "kl_gate": self.kl_gate, "reference": asdict(self.reference),
             "sampler": self.sampler.state_dict(), "said": list(self.said), "waiting": list(self.waiting),
         }
 
@@ -128,6 +138,7 @@ class Scheduler:
                                                                   "of the checkpoint; use the kind of the checkpoint")
         self.success = Success(**_tupled(state["success"]))
         self.coefficients = Coefficients(**_tupled(state["coefficients"]))
+        self.kl_gate, self.reference = state["kl_gate"], Reference(**state["reference"])
         self.sampler.load_state_dict(state["sampler"])
         self.said, self.waiting = list(state["said"]), list(state["waiting"])
 

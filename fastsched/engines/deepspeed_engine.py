@@ -12,14 +12,17 @@ import torch
 from deepspeed import comm
 from fastsched_kernels.averaging import ema_and_drift_
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fastsched.config import LearnerConfig, ModelConfig
+from fastsched.config import ConfigError, LearnerConfig, ModelConfig
+from fastsched.engines.bin_squares import BinSquares
 from fastsched.engines.master import MasterShards
 from fastsched.engines.policy import Policy, weight_names
 from fastsched.engines.shards import KINDS, ShardReader, write_shards
 from fastsched.types import Head, MicroBatch
+
+REFERENCE = "reference.safetensors"
 
 
 class StepResult(NamedTuple):
@@ -49,11 +52,13 @@ class DeepSpeedLearner:
     DeepSpeed averages gradients over ranks, so `backward` multiplies the loss by the world size.
     """
 
-    def __init__(self, model: nn.Module, cfg: LearnerConfig, model_cfg: ModelConfig):
+    def __init__(self, model: nn.Module, cfg: LearnerConfig, model_cfg: ModelConfig, teacher: Optional[nn.Module] = None):
         self.cfg, self.dtype = cfg, getattr(torch, model_cfg.dtype)
         self.rank, self.world_size = comm.get_rank(), comm.get_world_size()
         self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
-        self.reference = Policy(copy.deepcopy(model)).requires_grad_(False).eval().to(self.device) if cfg.kl != "none" else None
+        reference = copy.deepcopy(model) if cfg.kl != "none" else teacher  # the configuration allows one of them
+        self.reference = None if reference is None else Policy(reference).requires_grad_(False).eval().to(self.device)
+        self.follows_average = cfg.reference == "average" and teacher is None
         policy = Policy(model)
         optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr, betas=cfg.betas, weight_decay=cfg.weight_decay, fused=True)
         self.engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=self._deepspeed_config())
@@ -61,8 +66,9 @@ class DeepSpeedLearner:
         self.master = MasterShards(self.engine, self.policy)
         self.average = [shard.detach().clone() for shard in self.master.shards()]
         self._micro_squares: list[torch.Tensor] = []
+        self._bins = BinSquares()
         for p in self.policy.parameters():
-            p.register_hook(self._add_square)
+            p.register_hook(partial(self._see_gradient, p))
         self._plain_norm = float("nan")
         if cfg.zero_stage == 0:
             optimizer.register_step_pre_hook(self._clip_plain)
@@ -82,14 +88,15 @@ class DeepSpeedLearner:
     def backward(self, micro: MicroBatch, loss: Callable[[Head, Optional[Head]], Any], *, reference: bool) -> Any:
         """Forward, fused loss and backward of one micro-batch; returns what `loss` returned (it has a scalar `.loss`)."""
         self._micro_squares.append(torch.zeros((), dtype=torch.float64, device=self.device))
-        averaged = self.reference_head(micro) if reference else None
-        out = self.engine(micro, lambda head: loss(head, averaged))
+        self._bins.begin(micro.bin)
+        other = self.reference_head(micro) if reference else None
+        out = self.engine(micro, lambda head: loss(head, other))
         self.engine.backward(out.loss * self.world_size)
         return out
 
     @torch.no_grad()
     def reference_head(self, micro: MicroBatch) -> Head:
-        """Hidden states of the trained tokens under the averaged policy, and its head."""
+        """Hidden states of the trained tokens under the reference (average, copy or teacher), and its head."""
         return self.reference(micro, lambda head: head)
 
     @torch.no_grad()
@@ -115,7 +122,8 @@ class DeepSpeedLearner:
         """Drop what was accumulated since the last step; weights and optimizer state stay."""
         self.master.discard_gradients()
 
-    def _add_square(self, grad: torch.Tensor) -> None:
+    def _see_gradient(self, parameter: nn.Parameter, grad: torch.Tensor) -> None:
+        self._bins.add(parameter, grad)
         self._micro_squares[-1] += torch.linalg.vector_norm(grad, dtype=torch.float32).double().square()
 
     def take_gradient_squares(self) -> list[float]:
@@ -123,13 +131,18 @@ class DeepSpeedLearner:
         squares, self._micro_squares = self._micro_squares, []
         return [float(s) / self.world_size**2 for s in squares]
 
+    def take_bin_squares(self) -> dict[int, float]:
+        """Squared norm, by difficulty bin, of this rank's summed gradient of that bin since the last call, as the same share."""
+        return {b: square / self.world_size**2 for b, square in self._bins.take().items()}
+
     @torch.no_grad()
     def update_average(self, alpha: float) -> float:
         """avg <- alpha avg + (1 - alpha) theta on the master shards; returns the drift ||theta - avg|| / ||avg|| over all ranks."""
         out = ema_and_drift_(self.average, self.master.shards(), alpha)
         sums = np.array([float(out.squared_drift), float(out.squared_norm)])
         drift, norm = self.all_reduce(sums) if self.master.partitioned else sums
-        self.refresh_reference()
+        if self.follows_average:
+            self.refresh_reference()
         return float(np.sqrt(drift / norm)) if norm > 0 else float("nan")
 
     @torch.no_grad()
@@ -139,6 +152,13 @@ class DeepSpeedLearner:
             return
         target = dict(weight_names(self.reference))
         for name, value in self.average_weights():
+            target[name].copy_(value)
+
+    @torch.no_grad()
+    def copy_reference(self) -> None:
+        """The reference becomes the policy as it is now."""
+        target = dict(weight_names(self.reference))
+        for name, value in self.named_weights():
             target[name].copy_(value)
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -189,6 +209,9 @@ class DeepSpeedLearner:
                     full[n] = w.to("cpu", dtype, copy=True).contiguous()
             if self.rank == 0:
                 failures.append(_failure(partial(save_file, full, folder / f"{name}.safetensors", metadata={"format": "pt"})))
+        if self.cfg.reference == "copy" and self.rank == 0:
+            copied = {n: p.detach().to("cpu", copy=True) for n, p in weight_names(self.reference)}
+            failures.append(_failure(partial(save_file, copied, folder / REFERENCE)))
         if any(failures):
             raise OSError(next(filter(None, failures)))
 
@@ -203,8 +226,19 @@ class DeepSpeedLearner:
             self.master.restore_moments(first, second, reader.step)
             ranks = reader.ranks
         self.master.restore_working_weights()
-        self.refresh_reference()
+        if self.follows_average:
+            self.refresh_reference()
+        elif self.cfg.reference == "copy":
+            self._load_reference(folder / REFERENCE)
         return ranks
+
+    @torch.no_grad()
+    def _load_reference(self, file: Path) -> None:
+        if not file.exists():
+            raise ConfigError(f"--resume: {file.parent} holds no reference copy; it was written with learner.reference average")
+        target = dict(weight_names(self.reference))
+        for name, value in load_file(file).items():
+            target[name].copy_(value)
 
     def close(self) -> None:
         self.engine.destroy()

@@ -5,9 +5,13 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 import torch
-from fastsched_kernels.linear import linear_token_stats, policy_loss
+from fastsched_kernels.linear import LinearStats, linear_token_loss, linear_token_stats, policy_loss
+from fastsched_kernels.reference import kl_estimate
+from fastsched_kernels.trajectory import decile_sums
 
 from fastsched.config import LearnerConfig, RolloutConfig
+from fastsched.learn.corrections import Correction, correct
+from fastsched.learn.rpg import rpg_weight
 from fastsched.types import Head, Knobs, MicroBatch
 
 
@@ -18,67 +22,131 @@ class Tokens(NamedTuple):
     advantage: torch.Tensor  # float32
     weight: torch.Tensor  # float32, mask over global denominator
     sampler_logp: torch.Tensor  # float32
-    old_logp: Optional[torch.Tensor]  # float32; None on policy: the ratio is one by construction
+    old_logp: Optional[torch.Tensor]  # float32, NaN: unknown; None on policy: the ratio is one by construction
     response: torch.Tensor  # int64, the response of each token
+    decile: torch.Tensor  # int64
+    kl_scale: Optional[torch.Tensor]  # float32, factor of the KL coefficient
 
     @classmethod
-    def of(cls, micro: MicroBatch, old_logp: Optional[np.ndarray], device: torch.device) -> "Tokens":
-        def move(values):
+    def of(cls, micro: MicroBatch, device: torch.device) -> "Tokens":
+        def move(values: Optional[np.ndarray]):
             return None if values is None else torch.from_numpy(values).to(device, non_blocking=True)
 
-        return cls(move(micro.targets), move(micro.advantages), move(micro.token_weights), move(micro.sampler_logp), move(old_logp),
-                   move(micro.responses))
+        return cls(move(micro.targets), move(micro.advantages), move(micro.token_weights), move(micro.sampler_logp),
+                   move(micro.old_logp), move(micro.responses), move(micro.deciles), move(micro.kl_scale))
 
 
 class LossSums(NamedTuple):
-    """Differentiable loss of the micro-batch, and detached sums over its R tokens for the log."""
+    """Differentiable loss of the micro-batch, and what is logged of its R tokens, detached."""
 
     loss: torch.Tensor
     sums: torch.Tensor  # [len(SUMS)] float64, in the order of SUMS
+    deciles: torch.Tensor  # [3, 10] float64: tokens, sum of entropy, sum of KL by tenth of the response
+    largest_ratio: torch.Tensor  # of pi_old / pi_sampler; 0 without correction
 
 
-SUMS = ("tokens", "entropy", "kl", "clipped", "deviation")
+SUMS = ("tokens", "entropy", "kl", "clipped", "deviation", "rho", "capped", "rejected")
+
+
+class _Measured(NamedTuple):
+    loss: torch.Tensor
+    logp: torch.Tensor  # [R], like the rest
+    entropy: torch.Tensor
+    kl: torch.Tensor
+    clipped: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Clipped surrogate, KL to the averaged policy and entropy bonus (kernels.md 6.1), with this step's knobs."""
+    """Clipped surrogate, KL to the reference and entropy bonus (kernels.md 6.1), or RPG, with this step's knobs."""
 
     learner: LearnerConfig
     rollout: RolloutConfig
     knobs: Knobs
+    bypass: bool = False  # the old log-probabilities are the sampler's: the ratio already holds the correction
+    correction_mean: float = 1.0  # by which correction weights are divided
+
+    @property
+    def corrects(self) -> bool:
+        return self.rollout.correction != "none" and not self.bypass
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.learner.kl != "none" or self.learner.teacher is not None
 
     def __call__(self, policy: Head, reference: Optional[Head], tokens: Tokens) -> LossSums:
+        tokens = tokens._replace(old_logp=self._known(policy, tokens))
+        correction = self._correction(policy, tokens) if self.corrects else None
+        scale = 1.0 if tokens.kl_scale is None else tokens.kl_scale
+        loss = self._rpg if self.learner.loss == "rpg" else self._clipped
+        weight = 1.0 if correction is None else correction.weight / self.correction_mean
+        return _sums(loss(policy, reference, tokens, weight, self.knobs.kl_coef * scale), tokens, correction)
+
+    def _clipped(self, policy: Head, reference: Optional[Head], tokens: Tokens, rollout_weight, kl_coef) -> _Measured:
+        cfg, teacher = self.learner, self.learner.teacher is not None
         out = policy_loss(
             policy.hidden, policy.weight, tokens.target,
             advantage=tokens.advantage, token_weight=tokens.weight, old_logp=tokens.old_logp,
             ref_hidden=None if reference is None else reference.hidden,
             ref_weight=None if reference is None else reference.weight,
-            kl=self.learner.kl, kl_coef=self.knobs.kl_coef, entropy_coef=self.knobs.entropy_coef,
-            clip=self.learner.clip, dual_clip=self.learner.dual_clip, surrogate="cispo" if self.learner.loss == "cispo" else "clip",
-            level="sequence" if self.learner.loss == "gspo" else "token", sequence=tokens.response,
-            rollout_weight=self._correction(policy, tokens), temperature=self.rollout.temperature, softcap=policy.softcap,
-            bias=policy.bias, skip_flat=False, chunk_rows=self.learner.chunk_rows, implementation=self.learner.head,
+            kl="k1" if teacher else cfg.kl, kl_coef=0.0 if teacher else kl_coef,  # of the teacher, for the log
+            distill=1.0 if cfg.loss == "opd" else cfg.distill, entropy_coef=self.knobs.entropy_coef,
+            clip=cfg.clip, dual_clip=cfg.dual_clip, surrogate="cispo" if cfg.loss == "cispo" else "clip",
+            level="sequence" if cfg.loss == "gspo" else "token", sequence=tokens.response,
+            rollout_weight=rollout_weight, skip_flat=False, **self._head(policy),
         )
-        with torch.no_grad():
-            live = tokens.weight > 0
-            deviation = (out.logp - tokens.sampler_logp).abs().nan_to_num(0.0)  # the sampler may miss a log-probability
-            columns = (torch.ones_like(out.logp), out.entropy, out.kl, out.clipped.to(out.logp.dtype), deviation)
-            sums = torch.stack([torch.where(live, column, 0.0).double().sum() for column in columns])
-        return LossSums(out.loss, sums)
+        return _Measured(out.loss, out.logp, out.entropy, out.kl, out.clipped)
 
-    def _correction(self, policy: Head, tokens: Tokens) -> torch.Tensor | float:
-        """Truncated importance sampling min(pi_old / pi_sampler, C) per token (algorithms.md 5.1), detached."""
-        if self.rollout.correction == "none":
-            return 1.0
+    def _rpg(self, policy: Head, reference: Head, tokens: Tokens, rollout_weight, kl_coef) -> _Measured:
+        live = tokens.weight > 0
+        columns = {"advantage": tokens.advantage, "weight": tokens.weight, "ref_logp": self.score(reference, tokens.target).logp,
+                   "rollout": rollout_weight, "beta": kl_coef, "old_logp": tokens.old_logp}
+        columns = {k: torch.as_tensor(v, device=live.device).expand(live.shape) for k, v in columns.items() if v is not None}
+
+        def weigh(logp: torch.Tensor, t) -> tuple[torch.Tensor, torch.Tensor]:
+            return rpg_weight(self.learner.rpg, t["advantage"], logp - t.get("old_logp", logp), logp - t["ref_logp"], t["beta"],
+                              self.learner.clip, self.learner.dual_clip)
+
+        def loss(logp, entropy, kl, t):
+            weight = t["rollout"] * weigh(logp.detach(), t)[0]
+            return t["weight"] * (-weight * logp - self.knobs.entropy_coef * entropy)
+
+        out = linear_token_loss(policy.hidden, policy.weight, tokens.target, loss, tokens=columns, keep=live, **self._head(policy))
+        return _Measured(out.loss, out.logp, out.entropy, kl_estimate(self.learner.kl, out.logp, columns["ref_logp"]),
+                         weigh(out.logp, columns)[1])
+
+    def _known(self, policy: Head, tokens: Tokens) -> Optional[torch.Tensor]:
+        """Old log-probabilities; a token without one has ratio one."""
+        old = tokens.old_logp
+        if old is None or bool(old.isfinite().all()):
+            return old
+        return torch.where(old.isfinite(), old, self.score(policy, tokens.target).logp)
+
+    def _correction(self, policy: Head, tokens: Tokens) -> Correction:
         old = tokens.old_logp if tokens.old_logp is not None else self.score(policy, tokens.target).logp
-        log_ratio = (old - tokens.sampler_logp).nan_to_num(0.0).clamp(-20.0, 20.0)
-        return log_ratio.exp().clamp(max=self.rollout.correction_cap)
+        return correct(self.rollout, old, tokens.sampler_logp, tokens.response, tokens.weight > 0)
 
-    def score(self, policy: Head, target: torch.Tensor):
+    def score(self, head: Head, target: torch.Tensor) -> LinearStats:
         """Log-probability and entropy [R] of `target` without gradient."""
+        detached = head._replace(hidden=head.hidden.detach(), weight=head.weight.detach())
         with torch.no_grad():
-            return linear_token_stats(policy.hidden.detach(), policy.weight.detach(), target, temperature=self.rollout.temperature,
-                                      softcap=policy.softcap, bias=policy.bias, chunk_rows=self.learner.chunk_rows,
-                                      implementation=self.learner.head)
+            return linear_token_stats(detached.hidden, detached.weight, target, **self._head(head))
+
+    def _head(self, head: Head) -> dict:
+        return dict(temperature=self.rollout.temperature, softcap=head.softcap, bias=head.bias, chunk_rows=self.learner.chunk_rows,
+                    implementation=self.learner.head)
+
+
+@torch.no_grad()
+def _sums(out: _Measured, tokens: Tokens, correction: Optional[Correction]) -> LossSums:
+    live = tokens.weight > 0
+    deviation = (out.logp - tokens.sampler_logp).abs().nan_to_num(0.0)  # the sampler may miss a log-probability
+    none = torch.zeros_like(out.logp)
+    rho = (none, none, none) if correction is None else (correction.ratio, correction.capped, correction.rejected)
+    columns = (torch.ones_like(none), out.entropy, out.kl, out.clipped, deviation, *rho)
+    sums = torch.stack([torch.where(live, column.to(none.dtype), 0.0).double().sum() for column in columns])
+    by_decile = decile_sums(tokens.decile, out.entropy, out.kl, live)
+    largest = torch.where(live, rho[0], 0.0).max() if live.numel() else none.sum()
+    return LossSums(out.loss, sums, torch.stack([by_decile.count.double(), by_decile.entropy, by_decile.kl]), largest)
+
 

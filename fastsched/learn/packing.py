@@ -22,25 +22,28 @@ class Sample:
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]  # [L]
     sampler_logp: np.ndarray  # [L] float32
-    advantage: float
+    advantage: float | np.ndarray  # of every token, or [L]
     keep: np.ndarray  # [L] bool, tokens that carry loss
     weight: float  # of each kept token: one over the global denominator
+    old_logp: np.ndarray | None = None  # [L] float32, for all samples or none
+    kl_scale: np.ndarray | None = None  # [L] float32, for all samples or none
+    bin: int = -1  # difficulty bin of the prompt
 
 
 def token_weights(loss: str, kept: np.ndarray, total_kept: float, total_responses: float, max_new_tokens: int) -> np.ndarray:
     """Weight of each kept token of every response, [B] from kept counts [B] (algorithms.md 5.2).
 
     `total_kept` and `total_responses` are sums over the global batch, all ranks. grpo, gspo: mean over responses of the mean over
-    kept tokens; dapo, cispo: mean over all kept tokens; dr_grpo: mean over responses of the sum over `max_new_tokens`.
+    kept tokens; dapo, cispo, opd, rpg: mean over all kept tokens; dr_grpo: mean over responses of the sum over `max_new_tokens`.
     """
     kept = np.maximum(kept, 1).astype(np.float64)
     if loss in ("grpo", "gspo"):
         return 1.0 / (kept * max(total_responses, 1))
-    if loss in ("dapo", "cispo"):
+    if loss in ("dapo", "cispo", "opd", "rpg"):
         return np.full_like(kept, 1.0 / max(total_kept, 1))
     if loss == "dr_grpo":
         return np.full_like(kept, 1.0 / (max(total_responses, 1) * max_new_tokens))
-    raise ConfigError(f"learner.loss: {loss!r} is none of grpo, dapo, dr_grpo, gspo, cispo")
+    raise ConfigError(f"learner.loss: {loss!r} is none of grpo, dapo, dr_grpo, gspo, cispo, opd, rpg")
 
 
 def pack(samples: Sequence[Sample], *, token_budget: int, share_prompts: bool, row_width: int | None = None) -> list[MicroBatch]:
@@ -72,7 +75,17 @@ def pack(samples: Sequence[Sample], *, token_budget: int, share_prompts: bool, r
 
 def dummy(micro: MicroBatch) -> MicroBatch:
     """The same shapes with no weight: evens out the micro-batch count between ranks."""
-    return replace(micro, token_weights=np.zeros_like(micro.token_weights), groups=0)
+    return replace(micro, token_weights=np.zeros_like(micro.token_weights), groups=0, bin=-1)
+
+
+def split_by_bin(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """The samples of one bin at a time, its groups in two halves, so that each bin has at least two micro-batches."""
+    parts = []
+    for b in sorted({s.bin for s in samples}):
+        groups = sorted({s.group for s in samples if s.bin == b})
+        for half in (groups[:len(groups) // 2], groups[len(groups) // 2:]):
+            parts.append([s for s in samples if s.bin == b and s.group in set(half)])
+    return [part for part in parts if part]
 
 
 def _items(samples: Sequence[Sample], share_prompts: bool) -> list[list[int]]:
@@ -135,20 +148,27 @@ def _fill(samples: Sequence[Sample], rows: list[list[list[int]]], width: int, co
                 source = np.concatenate([[last_prompt], b * width + np.arange(end, end + fed)])
                 trained.append((source, sample, i, np.flatnonzero(sample.keep)))
                 end += fed
+    bins = {sample.bin for _, sample, _, _ in trained}
     return MicroBatch(tokens, positions, groups, responses, **_trained_tokens(trained),
-                      groups=len({sample.group for _, sample, _, keep in trained if len(keep)}))
+                      groups=len({sample.group for _, sample, _, keep in trained if len(keep)}), bin=bins.pop() if len(bins) == 1 else -1)
 
 
 def _trained_tokens(trained: list[tuple[np.ndarray, Sample, int, np.ndarray]]) -> dict[str, np.ndarray]:
     def gather(per_response, dtype):
         return np.concatenate([np.asarray(per_response(*entry), dtype) for entry in trained] or [np.zeros(0, dtype)])
 
+    def optional(name):
+        absent = all(getattr(s, name) is None for _, s, _, _ in trained)
+        return None if absent else gather(lambda source, s, i, keep: getattr(s, name)[keep], np.float32)
+
     return dict(
         rows=gather(lambda source, s, i, keep: source[keep], np.int64),
         targets=gather(lambda source, s, i, keep: np.asarray(s.token_ids)[keep], np.int64),
-        advantages=gather(lambda source, s, i, keep: np.full(len(keep), s.advantage), np.float32),
+        advantages=gather(lambda source, s, i, keep: np.broadcast_to(s.advantage, len(s.keep))[keep], np.float32),
         token_weights=gather(lambda source, s, i, keep: np.full(len(keep), s.weight), np.float32),
         sampler_logp=gather(lambda source, s, i, keep: s.sampler_logp[keep], np.float32),
         responses=gather(lambda source, s, i, keep: np.full(len(keep), i), np.int64),
         offsets=gather(lambda source, s, i, keep: keep, np.int64),
+        deciles=gather(lambda source, s, i, keep: keep * 10 // len(s.keep), np.int64),
+        old_logp=optional("old_logp"), kl_scale=optional("kl_scale"),
     )

@@ -1,6 +1,16 @@
 """Gradient signal-to-noise ratio from micro-batch gradients (control_plane.md 6)."""
 
+from typing import NamedTuple, Sequence
+
 import numpy as np
+
+
+class BinGradients(NamedTuple):
+    """What one rank measured of one difficulty bin in one update."""
+
+    squares: np.ndarray  # [M] squared norms of its micro-batches' shares of the batch gradient
+    groups: np.ndarray  # [M] prompt groups in each
+    total_square: float  # squared norm of the sum of those shares
 
 
 def gradient_snr(squares: np.ndarray, groups: np.ndarray, grad_norm: float) -> float:
@@ -14,11 +24,29 @@ def gradient_snr(squares: np.ndarray, groups: np.ndarray, grad_norm: float) -> f
         The ratio; NaN when there are fewer than two micro-batches or a value is not finite. |G|^2 is an estimate and may be
         negative when noise dominates.
     """
+    signal, trace = _signal_and_trace(squares, groups, grad_norm**2)
+    return float(signal / trace) if trace > 0 else float("nan")
+
+
+def bin_snr(ranks: Sequence[BinGradients]) -> float:
+    """The ratio of one bin over all ranks. Every rank's two estimates, of its own groups, are unbiased; they are averaged by its
+    number of groups before the division, so no gradient is exchanged. NaN when no rank has two micro-batches of the bin.
+    """
+    signal = trace = 0.0
+    for rank in ranks:
+        n = rank.groups.sum()
+        own = _signal_and_trace(rank.squares, rank.groups, rank.total_square)
+        if np.all(np.isfinite(own)):  # per group: the shares are of one global sum, whatever the rank's number of groups
+            signal, trace = signal + own[0] / n, trace + own[1] / n
+    return float(signal / trace) if trace > 0 else float("nan")
+
+
+def _signal_and_trace(squares: np.ndarray, groups: np.ndarray, total_square: float) -> tuple[float, float]:
     total = groups.sum()
-    if len(groups) < 2 or not np.isfinite(grad_norm) or not np.all(np.isfinite(squares)):
-        return float("nan")
+    if len(groups) < 2 or not np.isfinite(total_square) or not np.all(np.isfinite(squares)):
+        return float("nan"), float("nan")
     mean_square = np.mean(squares * (total / groups) ** 2)
     small = 1.0 / np.mean(1.0 / groups)
-    trace = (mean_square - grad_norm**2) / (1.0 / small - 1.0 / total)
-    signal = (total * grad_norm**2 - small * mean_square) / (total - small)
-    return float(signal / trace) if trace > 0 else float("nan")
+    trace = (mean_square - total_square) / (1.0 / small - 1.0 / total)
+    signal = (total * total_square - small * mean_square) / (total - small)
+    return float(signal), float(trace)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastsched.config import CoefficientConfig, ConfigError, SchedulerConfig, TemporalConfig
-from fastsched.control.scheduler import Scheduler
+from fastsched.control.scheduler import STATE_VERSION, Scheduler
 from fastsched.types import Outcomes, Stats
 
 KINDS = ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso", "vcrl", "replay", "learned"]
@@ -226,7 +226,7 @@ def test_state_of_another_kind_of_sampler_is_refused():
 
 
 def test_state_of_another_version_is_refused():
-    with pytest.raises(ConfigError, match="scheduler state version is 2, in the checkpoint 0"):
+    with pytest.raises(ConfigError, match=f"scheduler state version is {STATE_VERSION}, in the checkpoint 0"):
         scheduler().load_state_dict(scheduler().state_dict() | {"version": 0})
 
 

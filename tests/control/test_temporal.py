@@ -1,7 +1,9 @@
 import pytest
+import torch
+from fastsched_kernels.trajectory import trajectory_keep
 
 from fastsched.config import ConfigError, TemporalConfig
-from fastsched.control.temporal import temporal_s
+from fastsched.control.temporal import schedule_ends, temporal_s
 
 PUBLISHED = TemporalConfig(mode="linear", magnitude=0.99, start=0.0, end=0.8)
 
@@ -18,6 +20,36 @@ def test_linear_schedule_gives_the_published_values(step, s, cuts):
     ours = temporal_s(step, 117, PUBLISHED)
     assert ours == pytest.approx(s, abs=5e-7)
     assert tuple(min(int(length * ours), length - 1) for length in (1, 2, 10, 100, 8000)) == cuts
+    masks = trajectory_keep(torch.tensor([1, 2, 10, 100, 8000]), ours)
+    for i, cut in enumerate(cuts):  # what the schedule and the mask make of it together: token `cut` is the first that is kept
+        assert int(masks.keep[masks.sequence == i].int().argmax()) == cut
+
+
+def test_the_published_schedule_ends_at_step_93_of_117():
+    assert schedule_ends(117, PUBLISHED) == (0, 93)
+    assert temporal_s(1, 117, PUBLISHED) == pytest.approx(0.99 * (1 - 1 / 93)) and temporal_s(92, 117, PUBLISHED) > 0
+
+
+@pytest.mark.parametrize("tau, boundary", [(0.3, 0.7), (0.8, 0.2)])
+def test_boundary_percentile_is_one_minus_progress(tau, boundary):
+    """The paper's figure (algorithms.md 1.3): tau 0.3 trains the last 30 %, tau 0.8 the last 80 %."""
+    cfg = TemporalConfig(mode="linear", magnitude=1.0, start=0.0, end=1.0)
+    assert temporal_s(round(100 * tau), 100, cfg) == pytest.approx(boundary)
+    assert int(trajectory_keep(torch.tensor([1000]), temporal_s(round(100 * tau), 100, cfg)).keep.sum()) == round(1000 * tau)
+
+
+@pytest.mark.parametrize("length, budgets", [(1, (1, 1, 1)), (10, (1, 2, 6)), (100, (3, 12, 52)), (8000, (166, 932, 4083))])
+def test_entropy_budget_at_scheduled_values(length, budgets):
+    """algorithms.md 1.4: ceil((1 - S) L) tokens, at least one, at steps 1, 10 and 47 of the published schedule."""
+    entropy = torch.arange(float(length))
+    for step, budget in zip((1, 10, 47), budgets, strict=True):
+        keep = trajectory_keep(torch.tensor([length]), temporal_s(step, 117, PUBLISHED), proxy="entropy", entropy=entropy).keep
+        assert int(keep.sum()) == budget and keep[-budget:].all()  # the most uncertain ones
+
+
+def test_the_tightest_entropy_budget_is_one_of_a_hundred():
+    """ceil(100 (1 - 0.99)) is 2 in float64 without a tolerance."""
+    assert int(trajectory_keep(torch.tensor([100]), 0.99, proxy="entropy", entropy=torch.arange(100.0)).keep.sum()) == 1
 
 
 @pytest.mark.parametrize("progress, s", [(0, 0.99), (0.25, 0.7425), (0.5, 0.495), (0.75, 0.2475), (1, 0.0)])

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from fastsched.config import Config, LearnerConfig, ModelConfig, RolloutConfig, SchedulerConfig, TemporalConfig
-from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
+from fastsched.engines.deepspeed_engine import DeepSpeedLearner
 from fastsched.engines.models import load_policy
-from fastsched.engines.tiny import random_tiny
 from fastsched.groups import group_advantages
 from fastsched.learn.learner import Learner, NonFiniteLimit
 from fastsched.learn.objective import Objective
@@ -21,13 +20,6 @@ BASE = LearnerConfig(zero_stage=1, lr=1e-3, kl="exact", micro_batch_tokens=4096,
 P, G = 5, 4
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    init_distributed()
-    yield random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
-    torch.distributed.destroy_process_group()
-
-
 def batch(seed=0):
     rng = np.random.default_rng(seed)
     responses = []
@@ -36,7 +28,7 @@ def batch(seed=0):
         for _ in range(G):
             n = int(rng.integers(1, 8))
             tokens, logp = tuple(rng.integers(5, 200, n).tolist()), rng.normal(-2, 1, n).astype(np.float32)
-            responses.append(Response(row, prompt, tokens, logp, "stop", 0))
+            responses.append(Response(row, prompt, tokens, logp, "stop", seed - 1))  # of the step of that number
     rewards = rng.integers(0, 2, (P, G)).astype(float)
     rewards[0], rewards[1, 2] = 1.0, np.nan  # a flat group and a failed score
     rewards[2] = [0, 1, 0, 0]
@@ -270,7 +262,8 @@ def test_the_entropy_proxy_keeps_the_most_uncertain_tokens(model_path, tmp_path,
     learner = make(model_path, tmp_path, replace(BASE, share_prompts=share, micro_batch_tokens=64), proxy="entropy")
     responses, _ = batch(1)
     knobs = replace(KNOBS, temporal_s=0.6)
-    kept = learner._keep(responses, knobs, 1, Objective(learner.cfg.learner, learner.cfg.rollout, knobs))
+    objective = Objective(learner.cfg.learner, learner.cfg.rollout, knobs)
+    kept = [s.keep for s in learner._samples(responses, np.zeros((P, G)), objective, 1)[0]]
     model = load_policy(model_path, MODEL)
     for response, keep in zip(responses, kept, strict=True):
         ids = torch.tensor([[*response.prompt_ids, *response.token_ids]])

@@ -1,0 +1,71 @@
+"""The learner's part of the configuration: loss, reference, optimizer, packing."""
+
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+from fastsched.config.checks import require
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    loss: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "opd", "rpg"] = "dapo"
+    """Clipped surrogate with the denominators of GRPO, DAPO or Dr.GRPO; GSPO (one ratio a response, arXiv 2507.18071; its clip is
+    near 3e-4); CISPO (clipped weight, no clipped gradient, arXiv 2506.13585). GSPO and CISPO differ off policy only. OPD: on-policy
+    distillation from `teacher`, whose advantage log pi_teacher - log pi of every token takes the place of the reward's; RPG: `rpg`.
+    Both average over tokens as DAPO does."""
+    rpg: Literal["fkl", "ufkl", "rkl", "urkl"] = "urkl"
+    """KL-regularised policy gradient (RPG, arXiv 2505.17508): forward or reverse KL to the reference, normalised or unnormalised (u)."""
+    teacher: Optional[str] = None
+    """Hub name or folder of a model with the policy's tokenizer; it takes the place of the averaged policy as reference network."""
+    distill: float = 0.0
+    """lam in the advantage A_t - lam (log pi - log pi_teacher) of any loss; OPD has 1 and no A_t."""
+    reference: Literal["average", "copy"] = "average"
+    """What the KL is taken to: the averaged policy, or a hard copy of the policy renewed by `scheduler.copy_every` or `copy_kl` (RPG)."""
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    warmup_steps: int = 0
+    cooldown: float = 0.0
+    """Last share of train.steps over which the learning rate falls linearly towards 0; what gradient noise moved then averages out."""
+    clip: tuple[float, float] = (0.2, 0.28)
+    """Lower and upper clip of the ratio: [1 - lower, 1 + upper]."""
+    dual_clip: Optional[float] = None
+    kl: Literal["none", "k1", "k2", "k3", "exact"] = "exact"
+    """KL to the averaged policy: estimator on the sampled token, or exact over the vocabulary; `none` skips the reference pass."""
+    micro_batch_tokens: int = 4096
+    """Token budget of one packed micro-batch, padding included."""
+    share_prompts: bool = True
+    """Pack the G responses of a prompt behind one copy of it (block mask); equal loss and gradients, fewer tokens."""
+    skip_flat_groups: bool = False
+    """Groups whose rewards are all equal leave the learner and stay in the denominators. Exact while the entropy and KL coefficients
+    are 0; otherwise both terms act on the other groups only. Entropy and KL are then measured over the other groups."""
+    drop_unsolved: bool = False
+    """Groups without a single success (no reward above the scheduler's threshold) leave the gradient and the denominators after the
+    scheduler has seen them (ADS, arXiv 2606.22305); solved groups stay."""
+    updates_per_batch: int = 1
+    """Optimizer steps on one rollout batch; more than one needs an old-log-probability pass."""
+    head: Optional[Literal["triton", "cpp", "pytorch"]] = None
+    """Implementation of the fused head; by default the fastest that this device can run, and the log names it."""
+    chunk_rows: Optional[int] = None
+    """Rows of logits formed at a time in the head; by default 4096 on a GPU, 128 MiB of logits on a CPU."""
+    nonfinite_limit: int = 3
+    """Consecutive skipped updates after which the run stops with exit code 3."""
+
+    def __post_init__(self):
+        require(self.lr > 0 and self.micro_batch_tokens > 0, "learner: lr and micro_batch_tokens must be positive")
+        require(0 <= self.cooldown <= 1, "learner.cooldown: must lie in [0, 1]")
+        require(self.updates_per_batch >= 1, "learner.updates_per_batch: must be at least 1")
+        require(0 <= self.clip[0] < 1 and self.clip[1] >= 0, "learner.clip: needs 0 <= lower < 1 and upper >= 0")
+        require((self.teacher is None) == (self.loss != "opd" and self.distill == 0),
+                "learner.teacher: needed by learner.loss opd and by learner.distill, and by nothing else")
+        require(self.teacher is None or self.kl == "none",
+                "learner.kl: one reference network is held, and with learner.teacher it is the teacher; set learner.kl none")
+        require(self.teacher is None or not self.skip_flat_groups,
+                "learner.skip_flat_groups: groups with equal rewards still learn from the teacher; set it to false")
+        require(self.loss != "opd" or self.distill == 0, "learner.distill: opd has its own advantage; leave distill at 0")
+        require(self.loss != "rpg" or self.kl in ("k1", "k2", "k3"),
+                "learner.kl: rpg takes its KL from the sampled token; k1, k2 or k3 says how it is logged")
+        require(self.loss != "rpg" or self.teacher is None, "learner.teacher: rpg has no distillation term")
+        require(self.dual_clip is None or self.dual_clip > 1, "learner.dual_clip: must be above 1")

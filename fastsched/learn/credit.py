@@ -1,0 +1,69 @@
+"""What each response token counts in the loss: kept or not, its advantage, its share of the KL coefficient.
+
+T tokens of B responses one after another, L tokens of one response, S the temporal schedule (algorithms.md 1).
+"""
+
+from typing import NamedTuple, Optional
+
+import numpy as np
+import torch
+from fastsched_kernels.trajectory import trajectory_keep
+
+from fastsched.config import KlGateConfig, SchedulerConfig
+from fastsched.types import Knobs
+
+ENTROPY_PROXIES = ("entropy", "advantage")
+
+
+class Credit(NamedTuple):
+    keep: np.ndarray  # [T] bool, tokens that carry loss
+    advantage: np.ndarray  # [T] float64
+    kl_scale: Optional[np.ndarray]  # [T] float32, factor of the KL coefficient; None: 1
+
+
+def needs_entropy(cfg: SchedulerConfig, knobs: Knobs) -> bool:
+    """Whether this step's credit, or the threshold of the next step's gate, rests on the entropy of every token."""
+    return cfg.kl_gate.enabled or cfg.temporal.proxy in ENTROPY_PROXIES and knobs.temporal_s > 0
+
+
+def token_credit(cfg: SchedulerConfig, knobs: Knobs, lengths: np.ndarray, advantages: np.ndarray, *, entropy: Optional[np.ndarray],
+                 tp_score: Optional[np.ndarray], seed: int) -> Credit:
+    """lengths and advantages [B]; entropy [T] where `needs_entropy`, tp_score [T] for that proxy."""
+    temporal, s = cfg.temporal, knobs.temporal_s
+    advantage = np.repeat(np.asarray(advantages, np.float64), lengths)
+    if temporal.proxy == "advantage" and s > 0:
+        advantage = entropy_weighted(advantage, entropy, s, temporal.alpha, temporal.kappa)
+    gated = cfg.kl_gate.enabled and knobs.kl_gate is not None
+    return Credit(keep_mask(lengths, s, temporal.proxy, entropy=entropy, tp_score=tp_score, seed=seed), advantage,
+                  kl_gate(entropy, lengths, knobs.kl_gate, cfg.kl_gate) if gated else None)
+
+
+def keep_mask(lengths: np.ndarray, s: float, proxy: str, *, entropy: Optional[np.ndarray] = None,
+              tp_score: Optional[np.ndarray] = None, seed: int = 0) -> np.ndarray:
+    """Tokens that carry the loss, bool [T]; all of them at S = 0 and for proxy `advantage`.
+
+    tp_score keeps tokens of TP-Score >= S, and of a response without any its last one; the rest as in `trajectory_keep`.
+    """
+    if s == 0 or proxy == "advantage":
+        return np.ones(int(lengths.sum()), bool)
+    if proxy == "tp_score":
+        keep, ends = tp_score >= s, np.cumsum(lengths)
+        kept = np.diff(np.cumsum(keep)[ends - 1], prepend=0)
+        keep[ends[kept == 0] - 1] = True
+        return keep
+    return trajectory_keep(torch.from_numpy(lengths), s, proxy=proxy, entropy=None if entropy is None else torch.from_numpy(entropy),
+                           generator=torch.Generator().manual_seed(seed)).keep.numpy()
+
+
+def entropy_weighted(advantage: np.ndarray, entropy: np.ndarray, s: float, alpha: float, kappa: float) -> np.ndarray:
+    """A + S min(alpha H, |A| / kappa) for each token: the entropy bonus of arXiv 2506.14758 under the schedule (algorithms.md 1.4)."""
+    return advantage + s * np.minimum(alpha * entropy, np.abs(advantage) / kappa)
+
+
+def kl_gate(entropy: np.ndarray, lengths: np.ndarray, h0: float, cfg: KlGateConfig) -> np.ndarray:
+    """sigmoid((h0 - mean entropy of the last `tokens` tokens of the response) / width) for each token, float32 [T]."""
+    total = np.concatenate([[0.0], np.cumsum(entropy, dtype=np.float64)])
+    index = np.arange(len(entropy))
+    first = np.maximum(index + 1 - cfg.tokens, np.repeat(np.cumsum(lengths) - lengths, lengths))
+    mean = (total[index + 1] - total[first]) / (index + 1 - first)
+    return (1 / (1 + np.exp(-np.clip((h0 - mean) / cfg.width, -60, 60)))).astype(np.float32)
