@@ -92,11 +92,21 @@ def _export(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="fastsched export", description="Write the trained model in Hugging Face layout (safetensors).")
     parser.add_argument("run", type=Path)
     parser.add_argument("--average", action="store_true", help="the averaged policy instead of the policy")
-    parser.add_argument("--out", type=Path, help="default: RUN/export or RUN/export-average")
+    parser.add_argument("--quantize", choices=("nf4",), help="linear layers in four bits (bitsandbytes), with held-out accuracy before and "
+                        "after; transformers loads the folder, vLLM does not")
+    parser.add_argument("--out", type=Path, help="default: RUN/export, with -average and -nf4 where asked for")
     own = parser.parse_args(arguments)
-    from fastsched.commands import export_run
+    name = "export" + "-average" * own.average + (f"-{own.quantize}" if own.quantize else "")
+    out = own.out or own.run / name
+    if own.quantize:
+        from fastsched.quantized import export_quantized
 
-    print(export_run(own.run, own.out or own.run / ("export-average" if own.average else "export"), average=own.average))
+        export_quantized(own.run, out, average=own.average)
+    else:
+        from fastsched.commands import export_run
+
+        export_run(own.run, out, average=own.average)
+    print(out)
     return DONE
 
 

@@ -133,3 +133,15 @@ def test_requests_that_fail_or_hang_are_named(monkeypatch):
 def test_nothing_to_ask_is_refused():
     with pytest.raises(ConfigError, match="--batch, --requests"):
         Load(batch=0, requests=1, max_new_tokens=1, temperature=1.0, stop_token_ids=[])
+
+
+def test_export_in_four_bits_says_what_it_costs(fastsched, run_dir, tmp_path):
+    out = tmp_path / "nf4"
+    done = fastsched("export", str(run_dir), "--quantize", "nf4", "--out", str(out))
+    assert done.returncode == 0 and done.stdout.strip().splitlines()[-1] == str(out), done.stdout + done.stderr
+    result = json.loads((out / "export.json").read_text())
+    assert result["step"] == 7 and result["quantization"]["scheme"] == "nf4"
+    assert result["accuracy_before"].keys() == result["accuracy_after"].keys() == {"1 digit", "2 digits", "3 digits", "4 digits"}
+    assert "->" in done.stdout and (out / "tokenizer.json").exists() and (out / "model.safetensors").exists()
+    again = fastsched("export", str(run_dir), "--quantize", "nf4", "--out", str(out))
+    assert again.returncode == 2 and "is not empty" in again.stderr
