@@ -65,15 +65,15 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
         if learner:
             log.note(f"head: {_head(cfg, learner)}, ZeRO stage {cfg.learner.zero_stage}")
     with log.phase("starting the sampler"):
-        rollout = sampler_of(cfg, model_path)
+        rollout = sampler_of(cfg, model_path, run_dir)
     scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed)
     return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner)
 
 
-def sampler_of(cfg: Config, model_path: Path) -> RolloutEngine:
+def sampler_of(cfg: Config, model_path: Path, run_dir: Path) -> RolloutEngine:
     return open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed,
                         max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
-                        stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code))
+                        stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code), log_dir=run_dir)
 
 
 def _head(cfg: Config, learner: Learner) -> str:

@@ -58,7 +58,7 @@ def _accuracies(cfg: Config, plain: Path, quantised: Path, step: int, log_dir: P
         try:
             before = evaluate(run, step)
             run.rollout.close()
-            run.rollout = sampler_of(cfg, quantised)
+            run.rollout = sampler_of(cfg, quantised, log_dir)
             return before, evaluate(run, step)
         finally:
             run.close()

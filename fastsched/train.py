@@ -10,6 +10,7 @@ from fastsched.arguments import config_to_yaml
 from fastsched.assemble import Run, assemble
 from fastsched.checkpoint import restore, save_checkpoint
 from fastsched.config import Config
+from fastsched.engines.server_process import ServerError
 from fastsched.engines.weights import SyncError
 from fastsched.evaluate import evaluate
 from fastsched.learn.learner import NonFiniteLimit
@@ -46,7 +47,7 @@ def run_training(cfg: Config, run_dir: Path, log, checkpoint: Path | None) -> in
         elif cfg.train.eval_at_ends and not _due(progress.step, cfg.train.eval_every):
             evaluate(run, progress.step)
         return stopped.code
-    except (NonFiniteLimit, SyncError) as error:
+    except (NonFiniteLimit, ServerError, SyncError) as error:
         log.warn(str(error))
         return GUARD
     finally:

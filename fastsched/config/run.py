@@ -101,7 +101,18 @@ class RewardConfig:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    engine: Literal["vllm", "transformers"] = "vllm"
+    engine: Literal["vllm", "vllm_server", "transformers"] = "vllm"
+    """vLLM in each rank's process, vLLM servers beside it (`replicas`, or `servers`), or the transformers parity reference."""
+    replicas: int = 1
+    """`vllm_server`: servers that each rank starts, on loopback and on free ports; a rank's prompts are dealt out to them."""
+    servers: tuple[str, ...] = ()
+    """`vllm_server`: URLs of running servers (`python -m fastsched.engines.vllm_server --rollout --model ...`), dealt out to the ranks."""
+    timeout_s: float = 600.0
+    """`vllm_server`: limit of every call; what takes longer ends the run with the server's and the call's name (exit code 3)."""
+    start_timeout_s: float = 300.0
+    """`vllm_server`: limit for a server's start."""
+    transfer_dir: Optional[str] = None
+    """`vllm_server`: folder through which weights pass; servers must see it. By default shared memory, else the temporary folder."""
     responses: int = 8
     """G, responses per prompt; the group of GRPO."""
     max_new_tokens: int = 16
@@ -122,6 +133,9 @@ class RolloutConfig:
 
     def __post_init__(self):
         require(self.responses >= 1, "rollout.responses: must be at least 1")
+        require(min(self.replicas, self.timeout_s, self.start_timeout_s) > 0, "rollout: replicas and time limits must be positive")
+        require(self.engine == "vllm_server" or not self.servers and self.replicas == 1,
+                f"rollout.servers, rollout.replicas: for rollout.engine vllm_server, not {self.engine}")
         require(self.temperature > 0, "rollout.temperature: must be positive for training (evaluation is greedy)")
         require(self.top_p == 1.0 and self.top_k == -1 or self.correction == "none",
                 "rollout.correction: the sampler renormalises after top_p/top_k, the learner does not; use top_p=1, top_k=-1")

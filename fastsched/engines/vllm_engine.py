@@ -79,12 +79,7 @@ class VllmRollout:
         self._failed_version = None
 
     def _repack_tied_head(self) -> None:
-        """On a CPU lm_head multiplies with a packed copy, which reload_weights renews only for a head of its own."""
-        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-        from vllm.platforms import current_platform
-
-        if current_platform.is_cpu():
-            self._llm.apply_model(lambda model: dispatch_cpu_unquantized_gemm(model.lm_head, remove_weight=False))
+        self._llm.apply_model(repack_tied_head)
 
     def score(self, token_ids: Sequence[int]) -> np.ndarray:
         require_usable(self._failed_version)
@@ -98,7 +93,7 @@ class VllmRollout:
         return sampled_logp(token_ids[1:], output.prompt_logprobs[1:])
 
     def layer_fingerprints(self) -> dict[str, float]:
-        prints, = self._llm.apply_model(_module_fingerprints)
+        prints, = self._llm.apply_model(module_fingerprints)
         return prints
 
     def close(self) -> None:
@@ -173,8 +168,17 @@ def _torch_random_state_kept():
     return torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else [])
 
 
+def repack_tied_head(model: torch.nn.Module) -> None:
+    """On a CPU lm_head multiplies with a packed copy, which a reload renews only for a head of its own."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        dispatch_cpu_unquantized_gemm(model.lm_head, remove_weight=False)
+
+
 @torch.no_grad()
-def _module_fingerprints(model: torch.nn.Module) -> dict[str, float]:
+def module_fingerprints(model: torch.nn.Module) -> dict[str, float]:
     """`weights.layer_fingerprints` through vLLM's own kernels and the fused, packed weights that they really use."""
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding

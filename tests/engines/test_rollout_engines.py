@@ -29,7 +29,7 @@ class Setup(NamedTuple):
     kept: dict[str, bool]  # what of the process's state survived construction
 
 
-@pytest.fixture(scope="module", params=["vllm-tied", "vllm-untied", "transformers-tied", "transformers-untied"])
+@pytest.fixture(scope="module", params=["vllm-tied", "vllm-untied", "vllm_server-tied", "transformers-tied", "transformers-untied"])
 def opened(request, tmp_path_factory):
     kind, tied = request.param.split("-")
     folder = random_tiny(tmp_path_factory.mktemp(request.param), tied=tied == "tied", seed=0)
