@@ -7,6 +7,7 @@ from typing import Optional
 import torch
 from fastsched_kernels import implementation
 
+from fastsched.ahead import LookAhead
 from fastsched.config import Config, ConfigError, require
 from fastsched.control.scheduler import Scheduler
 from fastsched.data.datasets import PromptSet
@@ -32,10 +33,13 @@ class Run:
     rewards: RewardPool
     rollout: RolloutEngine
     learner: Optional[Learner]  # None when only evaluating
+    ahead: Optional[LookAhead] = None  # with rollout.ahead
 
     def close(self) -> None:
         """Sampler first: its engine must end before the process group does."""
         self.rewards.close()
+        if self.ahead:
+            self.ahead.close()
         self.rollout.close()
         if self.learner:
             self.learner.engine.close()
@@ -67,7 +71,8 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
     with log.phase("starting the sampler"):
         rollout = sampler_of(cfg, model_path, run_dir)
     scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed)
-    return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner)
+    ahead = LookAhead(rollout.generate) if cfg.rollout.ahead and learn else None
+    return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner, ahead)
 
 
 def sampler_of(cfg: Config, model_path: Path, run_dir: Path) -> RolloutEngine:

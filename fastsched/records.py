@@ -73,6 +73,7 @@ OPTIONAL_COLUMNS: dict[str, str] = {
     "initial_entropy": "H_0, against which entropy counts as low or recovered, nats; empty until it is known.",
     "nonfinite_observations": "Statistics ignored so far because they were not finite.",
     "p_std_b": "Posterior standard deviation of success in bin b (p_std_0, p_std_1, ...).",
+    "staleness": "Weight versions by which the oldest response of this step lags behind the policy it trains; 0 without rollout.ahead.",
     "missing_logprobs": "Sampled tokens so far for which the sampler gave no log-probability.",
 }
 """Columns that a row may add; any other name is allowed too, without an entry in the glossary."""

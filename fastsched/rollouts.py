@@ -1,14 +1,18 @@
-"""Around one rollout batch: this rank's share, rewards, outcomes over all ranks, refills, weight sync with its check, sample rows."""
+"""Around one rollout batch: this rank's share, rewards, outcomes over all ranks, refills, weight sync with its check, sample rows.
+
+With `rollout.ahead` the batch of a step comes out of `ahead.LookAhead`, which has sampled it during the step before.
+"""
 
 from dataclasses import dataclass
-from typing import Sequence
+from typing import NamedTuple, Optional, Sequence
 
 import numpy as np
 
+from fastsched.ahead import listed, unlisted
 from fastsched.assemble import Run
 from fastsched.data.rewards import RewardItem
 from fastsched.engines.rollout import measure_sync, require_sync
-from fastsched.engines.weights import layer_fingerprints
+from fastsched.engines.weights import SyncError, layer_fingerprints
 from fastsched.learn.advantages import flat_groups
 from fastsched.types import Outcomes, Prompt, Response, Sampling, Selection
 
@@ -34,6 +38,14 @@ class Batch:
         return cls([run.train_set.prompt(int(selection.rows[i])) for i in mine], [int(seeds[i]) for i in mine], sampling)
 
 
+class Drawn(NamedTuple):
+    """The prompts of one step, the sampling weights that drew them, and this rank's share."""
+
+    selection: Selection
+    weights: tuple[float, ...]
+    batch: Batch
+
+
 @dataclass(frozen=True)
 class Rollouts:
     """This rank's groups that are to be trained, prompt-major, and the outcomes of every prompt of all ranks."""
@@ -44,15 +56,33 @@ class Rollouts:
     texts: list[str]
     outcomes: Outcomes
     probe: list[int]  # token ids of one prompt and response, for the check of the weight sync
+    weights: tuple[float, ...] = ()  # sampling weights of the bins that drew them; () where several draws did
+    staleness: float = 0.0  # weight versions, see `_staleness`
+
+    def columns(self) -> dict[str, float]:
+        """Of metrics.csv. Where the next batch is drawn already, the scheduler's own weights are not those that drew this one."""
+        return {"staleness": self.staleness} | {f"w_{b}": weight for b, weight in enumerate(self.weights)}
 
 
 def roll_out(run: Run, step: int) -> Rollouts:
-    """Sample and score the prompts of one step.
+    """Sample and score the prompts of one step; with `rollout.sleep` the sampler sleeps from here to the next sync."""
+    rolled = _roll_out(run, step)
+    if run.cfg.rollout.sleep:
+        run.rollout.sleep()
+    return rolled
+
+
+def _roll_out(run: Run, step: int) -> Rollouts:
+    """The prompts of one step.
 
     With `scheduler.refills`, DAPO's dynamic sampling (arXiv 2503.14476): as long as fewer than P groups of all ranks have two
     different rewards, another P prompts, at most `refills` times. The first P such groups are trained, and where there are
     fewer, groups without signal after them.
     """
+    if run.ahead:
+        with run.log.phase("rollout"):
+            drawn, responses = run.ahead.take(lambda number: draw(run, number), step)
+        return _scored(run, drawn, responses, step)
     wanted, parts, taken = run.cfg.train.prompts_per_step, [], []
     for refill in range(1 + run.cfg.scheduler.refills):
         parts.append(_one_batch(run, step, refill))
@@ -64,16 +94,25 @@ def roll_out(run: Run, step: int) -> Rollouts:
 
 
 def _one_batch(run: Run, step: int, refill: int) -> Rollouts:
-    log = run.log
-    with log.phase("control"):
+    drawn = draw(run, step, refill)
+    with run.log.phase("rollout"):
+        responses = run.rollout.generate(drawn.batch.prompts, drawn.batch.sampling, drawn.batch.seeds)
+    return _scored(run, drawn, responses, step)
+
+
+def draw(run: Run, step: int, refill: int = 0) -> Drawn:
+    with run.log.phase("control"):
         selection = run.scheduler.next_prompts()
-        batch = Batch.of(run, selection, step, refill)
-    with log.phase("rollout"):
-        responses = run.rollout.generate(batch.prompts, batch.sampling, batch.seeds)
-    with log.phase("reward"):
-        rewards, texts, _ = score(run, batch.prompts, responses)
-        outcomes = gather_outcomes(run, selection, responses, rewards)
-    return Rollouts(batch.prompts, responses, rewards, texts, outcomes, [*responses[0].prompt_ids, *responses[0].token_ids])
+        return Drawn(selection, run.scheduler.knobs().weights, Batch.of(run, selection, step, refill))
+
+
+def _scored(run: Run, drawn: Drawn, responses: list[Response], step: int) -> Rollouts:
+    prompts, lag = drawn.batch.prompts, _staleness(run, responses, step)
+    with run.log.phase("reward"):
+        rewards, texts, _ = score(run, prompts, responses)
+        outcomes = gather_outcomes(run, drawn.selection, responses, rewards)
+    probe = [*responses[0].prompt_ids, *responses[0].token_ids]
+    return Rollouts(prompts, responses, rewards, texts, outcomes, probe, drawn.weights, lag)
 
 
 def _merge(parts: list[Rollouts], chosen: np.ndarray, rank: int, world: int) -> Rollouts:
@@ -88,6 +127,39 @@ def _merge(parts: list[Rollouts], chosen: np.ndarray, rank: int, world: int) -> 
     return Rollouts([parts[p].prompts[k] for p, k in mine], [r for p, k in mine for r in pick(parts[p].responses, k)],
                     np.array([parts[p].rewards[k] for p, k in mine]).reshape(len(mine), group),
                     [t for p, k in mine for t in pick(parts[p].texts, k)], joined, parts[-1].probe)
+
+
+def ahead_state(run: Run) -> Optional[dict]:
+    """JSON of the batch that is sampled and not trained, with every rank's responses; None without one. Every rank calls it."""
+    waiting = run.ahead.waiting() if run.ahead else None
+    if waiting is None:
+        return None
+    step, drawn, responses = waiting
+    return {"step": step, "rows": drawn.selection.rows.tolist(), "bins": drawn.selection.bins.tolist(), "weights": list(drawn.weights),
+            "responses": run.learner.engine.all_gather([listed(r) for r in responses])}
+
+
+def restore_ahead(run: Run, state: Optional[dict]) -> None:
+    """Take up the batch of a checkpoint where `rollout.ahead` is still set; without it that batch is sampled anew, and said so."""
+    if state is None:
+        return
+    if not run.ahead:
+        run.log.warn(f"rollout.ahead is off now: the batch sampled ahead for step {state['step']} is dropped, and its prompts with it")
+        return
+    selection = Selection(np.array(state["rows"], np.int64), np.array(state["bins"], np.int64))
+    batch = Batch.of(run, selection, state["step"])
+    prompts = [prompt for prompt in batch.prompts for _ in range(batch.sampling.responses)]
+    responses = [unlisted(p, saved) for p, saved in zip(prompts, state["responses"][run.learner.engine.rank], strict=True)]
+    run.ahead.put_back(state["step"], Drawn(selection, tuple(state["weights"]), batch), responses)
+
+
+def _staleness(run: Run, responses: Sequence[Response], step: int) -> float:
+    """Versions by which the oldest response of all ranks lags behind the policy of this step; SyncError beyond `rollout.ahead`."""
+    lag = max((step - 1 - r.weight_version for r in responses), default=0)
+    lag = float(run.learner.engine.all_reduce(np.array([float(lag)]), op="max")[0])
+    if lag > run.cfg.rollout.ahead:
+        raise SyncError(f"step {step}: responses are {lag:.0f} weight versions old, rollout.ahead allows {run.cfg.rollout.ahead}")
+    return lag
 
 
 def score(run: Run, prompts: list[Prompt], responses: list[Response]) -> tuple[np.ndarray, list[str], dict[str, int]]:
@@ -114,6 +186,9 @@ def gather_outcomes(run: Run, selection: Selection, responses: Sequence[Response
 def sync(run: Run, version: int, token_ids: Sequence[int]) -> None:
     """Give the sampler the learner's weights and compare both on `token_ids`; raises SyncError on every rank alike."""
     engine, tolerance = run.learner.engine, run.cfg.rollout.sync_tolerance
+    if run.ahead:
+        with run.log.phase("rollout"):
+            run.ahead.wait()
     run.rollout.load_weights(engine.named_weights(), version)
     check = measure_sync(run.rollout, token_ids, run.learner.logp(token_ids))
     worst = type(check)(*engine.all_reduce(np.array(check), op="max").tolist())

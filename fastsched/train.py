@@ -15,7 +15,7 @@ from fastsched.engines.weights import SyncError
 from fastsched.evaluate import evaluate
 from fastsched.learn.learner import NonFiniteLimit
 from fastsched.log import write_config, write_environment
-from fastsched.rollouts import roll_out, sample_rows, sync
+from fastsched.rollouts import ahead_state, restore_ahead, roll_out, sample_rows, sync
 from fastsched.types import Knobs, Outcomes, Stats
 
 DONE, GUARD, INTERRUPTED = 0, 3, 130
@@ -61,6 +61,7 @@ def _start(run: Run, checkpoint: Path | None) -> Progress:
         progress = Progress(**state["progress"])
         run.scheduler.load_state_dict(state["scheduler"])
         run.learner.skipped_in_row = state["skipped_in_row"]
+        restore_ahead(run, state.get("ahead"))
         run.log.note(f"resumed {checkpoint.name}: model, optimizer, averaged policy, scheduler, sampler position, random generators; "
                      f"next is step {progress.step + 1}")
     elif run.learner.engine.rank == 0:
@@ -92,7 +93,7 @@ def _step(run: Run, progress: Progress) -> None:
     progress.prompts_total += len(rolled.outcomes.rows)
     signal_free = stats.flat_groups == 1.0 and knobs.entropy_coef == 0 and knobs.kl_coef == 0
     progress.flat_in_row = progress.flat_in_row + 1 if signal_free else 0
-    log.step(_row(run, progress, knobs, stats, rolled.outcomes))
+    log.step(_row(run, progress, knobs, stats, rolled.outcomes) | rolled.columns())
     log.samples(step, sample_rows(rolled.prompts, rolled.responses, rolled.rewards, rolled.texts))
     for message in run.scheduler.messages():
         log.note(message)
@@ -117,7 +118,8 @@ def _row(run: Run, progress: Progress, knobs: Knobs, stats: Stats, outcomes: Out
 
 def _save(run: Run, progress: Progress) -> None:
     with run.log.phase("checkpoint"):
-        state = {"progress": asdict(progress), "scheduler": run.scheduler.state_dict(), "skipped_in_row": run.learner.skipped_in_row}
+        state = {"progress": asdict(progress), "scheduler": run.scheduler.state_dict(), "skipped_in_row": run.learner.skipped_in_row,
+                 "ahead": ahead_state(run)}
         save_checkpoint(run.run_dir, progress.step, run.learner.engine, state, run.cfg.train.keep_checkpoints)
 
 

@@ -72,6 +72,13 @@ def test_combinations_that_cannot_work_are_refused():
     for arguments, key in ((["--learner.kl", "none", "--scheduler.kl.ceiling", "0.1"], "learner.kl"),
                            (["--rollout.correction", "token_tis", "--rollout.top_p", "0.9"], "rollout.correction"),
                            (["--learner.zero_stage", "0", "--model.dtype", "bfloat16"], "learner.zero_stage"),
+                           (["--rollout.ahead", "1"], "rollout.ahead: needs rollout.engine vllm_server; vllm samples in the learner's own"),
+                           (["--rollout.engine", "vllm_server", "--rollout.ahead", "1", "--scheduler.refills", "1"], "rollout.ahead"),
+                           (["--rollout.servers", "http://127.0.0.1:1"], "rollout.servers"),
+                           (["--rollout.replicas", "2"], "rollout.replicas"),
+                           (["--rollout.engine", "vllm_server", "--rollout.tensor_parallel", "2"], "rollout.tensor_parallel"),
+                           (["--rollout.engine", "transformers", "--rollout.sleep", "true"], "rollout.sleep"),
+                           (["--rollout.engine", "vllm_server", "--rollout.timeout_s", "0"], "time limits"),
                            (["--model.attention", "flash_attention_2"], "learner.share_prompts")):
         with pytest.raises(ConfigError, match=key):
             parse_config(arguments)

@@ -15,9 +15,10 @@ BASE = {"config", "types"}
 RECORDS = BASE | {"records", "environment", "console", "log", "runs", "plots", "report", "report_page", "report_text"}
 ABOVE = {
     "prepare": BASE | {"data", "engines"},
-    "assemble": BASE | set(ROOMS) | {"log", "prepare"},
+    "ahead": {"types"},
+    "assemble": BASE | set(ROOMS) | {"ahead", "log", "prepare"},
     "evaluate": BASE | set(ROOMS) | {"log", "assemble", "rollouts"},
-    "rollouts": BASE | set(ROOMS) | {"log", "assemble"},
+    "rollouts": BASE | set(ROOMS) | {"ahead", "log", "assemble"},
     "train": BASE | set(ROOMS) | {"log", "assemble", "evaluate", "rollouts", "checkpoint", "arguments"},
     "dryrun": BASE | {"arguments", "data", "engines", "prepare"},
     "commands": RECORDS | {"arguments", "assemble", "evaluate", "prepare", "train", "checkpoint"},

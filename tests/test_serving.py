@@ -1,17 +1,15 @@
 """`serve-bench` with a real vLLM server, and what it says when the server cannot be had, dies or does not answer."""
 
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 from command_line import ROOT, environment
+from processes import alive, children, members, wait_until
 
 from fastsched.arguments import config_to_yaml, parse_config
 from fastsched.config import ConfigError
@@ -36,30 +34,6 @@ def run_dir(tmp_path_factory, random_model):
     return run
 
 
-def alive(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status")
-    return status.exists() and "State:\tZ" not in status.read_text()
-
-
-def children(word: str) -> list[int]:
-    """Processes whose command line holds `word`, other than this one."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if word in (entry / "cmdline").read_text() and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-        except (FileNotFoundError, ProcessLookupError):
-            pass
-    return found
-
-
-def wait_until(condition, limit: float = 60.0) -> None:
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end, "never happened"
-        time.sleep(0.05)
-
-
 def test_serve_bench_measures_a_real_server_and_ends_it(fastsched, run_dir):
     done = fastsched("serve-bench", str(run_dir), "--batch", "3", "--requests", "7", "--max_new_tokens", "4", "--average")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,17 +49,22 @@ def test_serve_bench_measures_a_real_server_and_ends_it(fastsched, run_dir):
         s.connect((host, int(port)))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_the_server_dies_with_us(run_dir, number):
-    command = [sys.executable, "-m", "fastsched.cli", "serve-bench", str(run_dir), "--port", str(port := free_port())]
+@pytest.mark.parametrize("number, when", [(signal.SIGINT, "starting"), (signal.SIGKILL, "serving")])
+def test_the_server_dies_with_us(run_dir, number, when):
+    port = free_port()
+    command = [sys.executable, "-m", "fastsched.cli", "serve-bench", str(run_dir), "--port", str(port), "--requests", "99999"]
     process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: children(f"--parent\0{process.pid}\0"), 120)
-    servers = children(f"--parent\0{process.pid}\0")
+    if when == "serving":
+        assert "ready" in next(line for line in process.stdout if "ready" in line)
+    session = children(f"--parent\0{process.pid}\0")[0]
+    assert len(members(session)) >= (2 if when == "serving" else 1)  # the HTTP server, and the engine when it has started
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
-    wait_until(lambda: not any(alive(pid) for pid in servers))
+    wait_until(lambda: not members(session))
     with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections may linger
         s.bind(("127.0.0.1", port))
 
 

@@ -12,7 +12,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from fastsched.engines.vllm_engine import module_fingerprints, repack_tied_head
+from fastsched.engines.vllm_model import module_fingerprints, repack_tied_head
 
 BACKEND = WeightTransferConfig(backend="safetensors")
 
