@@ -1,5 +1,6 @@
 """Shared-prompt packing on SmolLM2: the learner's time for one update, the G responses of a prompt behind one copy of it, or each
-behind its own. `pytest bench/bench_packing.py`, `DTYPE=bfloat16` for the other dtype, `ROUNDS=3` (measured in turns), `PACKING=P,G,prompt,response`.
+behind its own. `pytest bench/bench_packing.py`; `DTYPE=bfloat16` for the other dtype, `ROUNDS=3` (measured in turns),
+`PACKING=P,G,prompt,response` for another size.
 
 16 prompts of 30 tokens that begin differently, 8 responses of 16: 2400 against 5760 packed tokens, 2048 of them trained in both. The
 update is the whole one: packing, forward, backward, optimizer and average; no reference policy. Wanted: at most 0.5x.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastsched.arguments import changed_keys, parse_config
 from fastsched.checkpoint import checkpoints, step_of
-from fastsched.config import Config, ConfigError
+from fastsched.config import Config, ConfigError, RolloutConfig
 from fastsched.log import RunLog
 
 INTERRUPTED = 130
@@ -91,13 +91,19 @@ def export_run(run_dir: Path, out: Path, *, average: bool) -> Path:
     return out
 
 
+def in_one_process(cfg: RolloutConfig) -> RolloutConfig:
+    """For eval, where there is no launcher, nothing is trained, and running servers hold other weights than the checkpoint's."""
+    return replace(cfg, servers=(), ahead=0, tensor_parallel=1, sleep=False)
+
+
 def evaluate_run(run_dir: Path, *, average: bool) -> int:
     """Greedy held-out accuracy of the last checkpoint, printed by bin; nothing in the run folder changes."""
     cfg = parse_config(["--config", str(run_dir / "config.yaml")]) if (run_dir / "config.yaml").exists() else Config()
     step = step_of(_last_checkpoint(run_dir, "eval"))
     with tempfile.TemporaryDirectory() as folder:
         model = export_run(run_dir, Path(folder) / "model", average=average)
-        cfg = replace(cfg, model=replace(cfg.model, name=str(model)), log=replace(cfg.log, tensorboard=False, wandb=False))
+        cfg = replace(cfg, model=replace(cfg.model, name=str(model)), log=replace(cfg.log, tensorboard=False, wandb=False),
+                      rollout=in_one_process(cfg.rollout))
         with RunLog(Path(folder) / "log", cfg.log, cfg.train.steps) as log:
             log.capture_output()
             from fastsched.assemble import assemble

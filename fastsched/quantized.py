@@ -10,7 +10,7 @@ from pathlib import Path
 from fastsched.arguments import parse_config
 from fastsched.assemble import assemble, sampler_of
 from fastsched.checkpoint import checkpoints, step_of
-from fastsched.commands import export_run
+from fastsched.commands import export_run, in_one_process
 from fastsched.config import Config, ConfigError
 from fastsched.engines.quantize import quantize_nf4
 from fastsched.evaluate import evaluate
@@ -50,7 +50,8 @@ def export_quantized(run_dir: Path, out: Path, *, average: bool) -> dict:
 
 
 def _accuracies(cfg: Config, plain: Path, quantised: Path, step: int, log_dir: Path) -> tuple[dict[str, float], dict[str, float]]:
-    cfg = replace(cfg, model=replace(cfg.model, name=str(plain)), rollout=replace(cfg.rollout, engine="transformers"),
+    rollout = replace(in_one_process(replace(cfg.rollout, replicas=1)), engine="transformers")
+    cfg = replace(cfg, model=replace(cfg.model, name=str(plain)), rollout=rollout,
                   log=replace(cfg.log, tensorboard=False, wandb=False))
     with RunLog(log_dir, cfg.log, cfg.train.steps) as log:
         log.capture_output()

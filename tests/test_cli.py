@@ -7,7 +7,8 @@ import yaml
 
 from fastsched.arguments import changed_keys, config_to_yaml, parse_config, preset_names, preset_path
 from fastsched.cli import main
-from fastsched.config import Config, ConfigError
+from fastsched.commands import in_one_process
+from fastsched.config import Config, ConfigError, RolloutConfig
 
 
 def fails(capsys, *arguments):
@@ -82,6 +83,12 @@ def test_combinations_that_cannot_work_are_refused():
                            (["--model.attention", "flash_attention_2"], "learner.share_prompts")):
         with pytest.raises(ConfigError, match=key):
             parse_config(arguments)
+
+
+def test_eval_and_export_leave_launcher_and_running_servers_alone():
+    """A server in the configuration holds the weights of whoever trains with it, not those of the checkpoint."""
+    training = [RolloutConfig(engine="vllm_server", servers=("http://127.0.0.1:1",), ahead=1), RolloutConfig(tensor_parallel=2, sleep=True)]
+    assert [in_one_process(cfg) for cfg in training] == [RolloutConfig(engine="vllm_server"), RolloutConfig()]
 
 
 def test_presets_command_lists_them(capsys):

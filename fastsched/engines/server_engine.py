@@ -25,6 +25,7 @@ from fastsched.engines.weights import SyncError, checked, expected_shapes
 from fastsched.types import Prompt, Response, Sampling
 
 CHUNK_BYTES = 2**30  # of weights in one file
+DYING_S = 2.0  # between a connection that breaks and the end of its process
 
 
 class Server:
@@ -55,7 +56,7 @@ class Server:
     def _fate(self) -> str:
         if self.process is None:
             return ""
-        ended = self.process.ended()
+        ended = self.process.ended(DYING_S)
         return f"; the server {f'ended with code {ended}' if ended is not None else 'is running'}, its log: {self.process.log}"
 
     def close(self) -> None:

@@ -74,9 +74,12 @@ class ServerProcess:
             raise ConfigError(f"vLLM server {self.url}: ended with code {code} during {call}, {time.monotonic() - self.started:.0f} s "
                               f"after its start; the end of {self.log}:\n{self.last_lines()}")
 
-    def ended(self) -> int | None:
-        """The exit code, None while the server runs."""
-        return self._process.poll()
+    def ended(self, patience_s: float) -> int | None:
+        """The exit code, None if the server still runs after `patience_s`."""
+        try:
+            return self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return None
 
     def last_lines(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
