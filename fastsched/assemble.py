@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from fastsched_kernels import implementation
 
+from fastsched.ahead import LookAhead
 from fastsched.buffers import GroupBuffer, make_buffer
 from fastsched.config import Config, ConfigError, require
 from fastsched.control.scheduler import Scheduler
@@ -40,10 +41,13 @@ class Run:
     rollout: RolloutEngine
     learner: Optional[Learner]  # None when only evaluating
     buffer: GroupBuffer
+    ahead: Optional[LookAhead] = None  # with rollout.ahead
 
     def close(self) -> None:
         """Sampler first: its engine must end before the process group does."""
         self.rewards.close()
+        if self.ahead:
+            self.ahead.close()
         self.rollout.close()
         if self.learner:
             self.learner.engine.close()
@@ -77,13 +81,11 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
         if learner:
             log.note(f"head: {_head(cfg, learner)}, ZeRO stage {cfg.learner.zero_stage}")
     with log.phase("starting the sampler"):
-        rollout = open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed,
-                               max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
-                               stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code),
-                               trust_remote_code=cfg.model.trust_remote_code)
+        rollout = sampler_of(cfg, model_path, run_dir)
     scheduler = _scheduler(cfg, train_set, features, log) if learn else None
     buffer = make_buffer(cfg.scheduler, cfg.train.prompts_per_step)
-    return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner, buffer)
+    ahead = LookAhead(rollout.generate) if cfg.rollout.ahead and learn else None
+    return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner, buffer, ahead)
 
 
 def _features(cfg: Config, model_path: Path, train_set: PromptSet, log: RunLog) -> Optional[Features]:
@@ -100,6 +102,13 @@ def _scheduler(cfg: Config, train_set: PromptSet, features: Optional[Features], 
     for line in scheduler.sampler.notes() if cfg.scheduler.kind == "ads" else []:
         log.note(line)
     return scheduler
+
+
+def sampler_of(cfg: Config, model_path: Path, run_dir: Path) -> RolloutEngine:
+    return open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed,
+                        max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
+                        stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code),
+                        trust_remote_code=cfg.model.trust_remote_code, log_dir=run_dir)
 
 
 def _head(cfg: Config, learner: Learner) -> str:

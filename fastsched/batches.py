@@ -13,11 +13,15 @@ from fastsched.types import Outcomes, Selection
 
 
 def train_batch(run: Run, step: int) -> Rollouts:
-    """This rank's groups of the step; `outcomes` are those of everything that was rolled out now, never of replayed groups."""
-    kind, wanted = run.cfg.scheduler.kind, run.cfg.train.prompts_per_step
-    if kind == "speed":
-        return screened(run, step, wanted)
-    return replayed(run, step, wanted) if kind == "dots" else roll_out(run, step, wanted)
+    """This rank's groups of the step; `outcomes` are those of everything that was rolled out now, never of replayed groups.
+
+    With `rollout.sleep` the sampler sleeps from here to the next sync.
+    """
+    make = {"speed": screened, "dots": replayed}.get(run.cfg.scheduler.kind, roll_out)
+    rolled = make(run, step, run.cfg.train.prompts_per_step)
+    if run.cfg.rollout.sleep:
+        run.rollout.sleep()
+    return rolled
 
 
 def screened(run: Run, step: int, wanted: int) -> Rollouts:

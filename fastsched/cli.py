@@ -1,4 +1,4 @@
-"""`fastsched train | cluster | eval | report | export | presets`.
+"""`fastsched train | cluster | eval | report | export | serve-bench | presets`.
 
 Exit codes: 0 done, 2 bad configuration or input, 3 stopped by a guard, 130 interrupted after a checkpoint.
 """
@@ -22,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for library in ("HF_DATASETS", "HF_HUB"):
         os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")  # the run's own progress is the only one
     arguments = [a for a in arguments if not a.startswith(("--local_rank", "--local-rank"))]  # the deepspeed launcher puts it first
-    commands = {"train": _train, "cluster": _cluster, "eval": _eval, "report": _report, "export": _export, "presets": _presets}
+    commands = {"train": _train, "cluster": _cluster, "eval": _eval, "report": _report, "export": _export, "serve-bench": _serve_bench,
+                "presets": _presets}
     if not arguments or arguments[0] not in commands:
         print(f"usage: fastsched {{{','.join(commands)}}} ...  (fastsched COMMAND --help)", file=sys.stderr)
         return DONE if arguments and arguments[0] in ("-h", "--help") else BAD_INPUT
@@ -125,12 +126,45 @@ def _export(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--average", action="store_true", help="the averaged policy instead of the policy")
     parser.add_argument("--best", action="store_true", help="the best checkpoint (train.keep_best) instead of the last")
-    parser.add_argument("--out", type=Path, help="default: RUN/export or RUN/export-average")
+    parser.add_argument("--quantize", choices=("nf4",), help="linear layers in four bits (bitsandbytes), with held-out accuracy before and "
+                        "after; transformers loads the folder, vLLM does not")
+    parser.add_argument("--out", type=Path, help="default: RUN/export, with -average and -nf4 where asked for")
     own = parser.parse_args(arguments)
-    from fastsched.commands import export_run
+    name = "export" + "-average" * own.average + (f"-{own.quantize}" if own.quantize else "")
+    out = own.out or own.run / name
+    if own.quantize:
+        from fastsched.quantized import export_quantized
 
-    out = own.out or own.run / ("export-average" if own.average else "export")
-    print(export_run(own.run, out, average=own.average, best=own.best))
+        export_quantized(own.run, out, average=own.average, best=own.best)
+    else:
+        from fastsched.commands import export_run
+
+        export_run(own.run, out, average=own.average, best=own.best)
+    print(out)
+    return DONE
+
+
+def _serve_bench(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="fastsched serve-bench", description="Latency and throughput of a run's policy behind vLLM's "
+                                     "OpenAI-compatible server, on loopback, under load from this process. Writes RUN/serve_bench.json.")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--batch", type=int, default=4, help="requests open at any time")
+    parser.add_argument("--requests", type=int, default=64, help="requests in all; as many as --batch come before and are not counted")
+    parser.add_argument("--max_new_tokens", "--max-new-tokens", type=int, help="default: rollout.max_new_tokens of the run")
+    parser.add_argument("--average", action="store_true", help="the averaged policy instead of the policy")
+    parser.add_argument("--port", type=int, default=0, help="default: any free one")
+    own = parser.parse_args(arguments)
+    from fastsched.serving import ServerError, figures_text, serve_bench
+
+    try:
+        result = serve_bench(own.run, batch=own.batch, requests=own.requests, max_new_tokens=own.max_new_tokens, average=own.average,
+                             port=own.port)
+    except ServerError as error:
+        print(f"fastsched: {error}", file=sys.stderr)
+        return GUARD
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    print(figures_text(result))
     return DONE
 
 

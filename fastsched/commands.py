@@ -11,7 +11,7 @@ from typing import Sequence
 
 from fastsched.arguments import changed_keys, parse_config
 from fastsched.checkpoint import best_checkpoint, damage, newest_intact, step_of
-from fastsched.config import Config, ConfigError
+from fastsched.config import Config, ConfigError, RolloutConfig
 from fastsched.log import RunLog
 
 GUARD, INTERRUPTED = 3, 130
@@ -87,7 +87,7 @@ def _say_what_resumes(log: RunLog, cfg: Config, run_dir: Path, checkpoint: Path 
         log.warn(f"--resume: {change}")
 
 
-def _checkpoint_for(run_dir: Path, command: str, *, best: bool) -> Path:
+def checkpoint_for(run_dir: Path, command: str, *, best: bool) -> Path:
     """The newest intact checkpoint, or the best one by train.keep_best."""
     say = lambda line: print(f"fastsched {command}: {line}", file=sys.stderr)
     newest = _resume_point(run_dir, say)
@@ -102,7 +102,7 @@ def _checkpoint_for(run_dir: Path, command: str, *, best: bool) -> Path:
 
 def export_run(run_dir: Path, out: Path, *, average: bool, best: bool = False) -> Path:
     """Write the last (`best`: the best) checkpoint's policy, or its average, as a folder that transformers and vLLM load."""
-    checkpoint = _checkpoint_for(run_dir, "export", best=best)
+    checkpoint = checkpoint_for(run_dir, "export", best=best)
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"--out: {out} is not empty")
     from fastsched.prepare import prepare_model
@@ -142,13 +142,19 @@ def report(run_dirs: Sequence[Path], out: Path, *, tp_score: bool) -> Path:
     return write_report(run_dirs, out, tokens)
 
 
+def in_one_process(cfg: RolloutConfig) -> RolloutConfig:
+    """For eval, where there is no launcher, nothing is trained, and running servers hold other weights than the checkpoint's."""
+    return replace(cfg, servers=(), ahead=0, tensor_parallel=1, sleep=False)
+
+
 def evaluate_run(run_dir: Path, *, average: bool, best: bool = False) -> int:
     """Greedy held-out accuracy of the last (`best`: the best) checkpoint, printed by bin; nothing in the run folder changes."""
     cfg = parse_config(["--config", str(run_dir / "config.yaml")]) if (run_dir / "config.yaml").exists() else Config()
-    step = step_of(_checkpoint_for(run_dir, "eval", best=best))
+    step = step_of(checkpoint_for(run_dir, "eval", best=best))
     with tempfile.TemporaryDirectory() as folder:
         model = export_run(run_dir, Path(folder) / "model", average=average, best=best)
-        cfg = replace(cfg, model=replace(cfg.model, name=str(model)), log=replace(cfg.log, tensorboard=False, wandb=False))
+        cfg = replace(cfg, model=replace(cfg.model, name=str(model)), log=replace(cfg.log, tensorboard=False, wandb=False),
+                      rollout=in_one_process(cfg.rollout))
         with RunLog(Path(folder) / "log", cfg.log, cfg.train.steps) as log:
             log.capture_output()
             from fastsched.assemble import assemble

@@ -12,7 +12,7 @@ def evaluate(run: Run, step: int) -> float:
     rank, world = (run.learner.engine.rank, run.learner.engine.world_size) if run.learner else (0, 1)
     prompts = [run.heldout.prompt(i) for i in range(rank, len(run.heldout), world)]
     sampling = Sampling(1, run.cfg.rollout.max_new_tokens, temperature=0.0)
-    responses = run.rollout.generate(prompts, sampling, [0] * len(prompts)) if prompts else []
+    responses = run.rollout.generate(prompts, sampling, [0] * len(prompts))  # ranks that share an engine must all call it
     rewards = score(run, prompts, responses)[0][:, 0] if prompts else np.zeros(0)
     bins = int(run.heldout.bins.max(initial=0)) + 1
     local = np.zeros((2, bins))

@@ -8,6 +8,7 @@ import numpy as np
 
 from fastsched.assemble import Run
 from fastsched.checkpoint import CheckpointError
+from fastsched.engines.server_process import ServerError
 from fastsched.engines.weights import SyncError
 from fastsched.learn.learner import NonFiniteLimit
 from fastsched.types import Knobs, Outcomes
@@ -22,7 +23,7 @@ class Disagreement(RuntimeError):
 
 def why_stopped(error: RuntimeError) -> str:
     """The message of an error that ends a run with exit code 3; any other error is raised again."""
-    if isinstance(error, (NonFiniteLimit, SyncError, CheckpointError, Disagreement)):
+    if isinstance(error, (NonFiniteLimit, SyncError, ServerError, CheckpointError, Disagreement)):
         return str(error)
     if LOST.search(str(error)):
         return (f"another rank ended or cannot be reached any more ({_short(str(error).splitlines()[0], 160)}); its own log-rankN.txt "

@@ -83,6 +83,7 @@ OPTIONAL_COLUMNS: dict[str, str] = {
     "kl_gate": "h0 of the KL gate, nats: below this entropy the KL term acts on a token; empty while it acts on all.",
     "reference_copied": "1 when the reference became a copy of the policy before this step's update.",
     "snr_b": "Gradient signal-to-noise ratio of bin b (snr_0, snr_1, ...); grad_snr then includes the differences between bins.",
+    "staleness": "Weight versions by which the oldest response of this step lags behind the policy it trains; 0 without rollout.ahead.",
     "missing_logprobs": "Sampled tokens so far for which the sampler gave no log-probability.",
 }
 """Columns that a row may add; any other name is allowed too, without an entry in the glossary."""

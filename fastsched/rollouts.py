@@ -1,10 +1,14 @@
-"""Around one rollout batch: this rank's share, rewards, outcomes over all ranks, refills, weight sync with its check, sample rows."""
+"""Around one rollout batch: this rank's share, rewards, outcomes over all ranks, refills, weight sync with its check, sample rows.
+
+With `rollout.ahead` the batch of a step comes out of `ahead.LookAhead`, which has sampled it during the step before.
+"""
 
 from dataclasses import dataclass
-from typing import Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 import numpy as np
 
+from fastsched.ahead import listed, unlisted
 from fastsched.assemble import Run
 from fastsched.config import ConfigError
 from fastsched.data.rewards import RewardItem
@@ -37,6 +41,14 @@ class Batch:
         return cls([run.train_set.prompt(int(selection.rows[i])) for i in mine], [int(seeds[i]) for i in mine], sampling, each)
 
 
+class Drawn(NamedTuple):
+    """The prompts of one step, the sampling weights that drew them, and this rank's share."""
+
+    selection: Selection
+    weights: tuple[float, ...]
+    batch: Batch
+
+
 @dataclass(frozen=True)
 class Rollouts:
     """This rank's groups that are to be trained, prompt-major, and the outcomes of every prompt of all ranks."""
@@ -48,6 +60,12 @@ class Rollouts:
     outcomes: Outcomes
     probe: list[int]  # token ids of one prompt and response, for the check of the weight sync
     trained: int  # groups of all ranks
+    weights: tuple[float, ...] = ()  # sampling weights of the bins that drew them; () where several draws did
+    staleness: float = 0.0  # weight versions, see `_staleness`
+
+    def columns(self) -> dict[str, float]:
+        """Of metrics.csv. Where the next batch is drawn already, the scheduler's own weights are not those that drew this one."""
+        return {"staleness": self.staleness} | {f"w_{b}": weight for b, weight in enumerate(self.weights)}
 
 
 def roll_out(run: Run, step: int, wanted: int) -> Rollouts:
@@ -57,6 +75,10 @@ def roll_out(run: Run, step: int, wanted: int) -> Rollouts:
     different rewards, another P prompts, at most `refills` times. The first P such groups are trained, and where there are
     fewer, groups without signal after them.
     """
+    if run.ahead:
+        with run.log.phase("rollout"):
+            drawn, responses = run.ahead.take(lambda number: draw(run, number, wanted), step)
+        return _scored(run, drawn, responses, step)
     parts, taken = [], []
     for refill in range(1 + run.cfg.scheduler.refills):
         with run.log.phase("control"):
@@ -69,17 +91,29 @@ def roll_out(run: Run, step: int, wanted: int) -> Rollouts:
     return _merge(parts, chosen, run.learner.engine.rank, run.learner.engine.world_size)
 
 
+def draw(run: Run, step: int, wanted: int) -> Drawn:
+    with run.log.phase("control"):
+        selection = run.scheduler.next_prompts(wanted)
+        return Drawn(selection, run.scheduler.knobs().weights, Batch.of(run, selection, step))
+
+
 def one_batch(run: Run, selection: Selection, step: int, number: int = 0) -> Rollouts:
     """One generation, scored; `number` counts those of a step, so that each has seeds of its own."""
-    log, batch = run.log, Batch.of(run, selection, step, number)
-    with log.phase("rollout"):
+    drawn = Drawn(selection, run.scheduler.knobs().weights, Batch.of(run, selection, step, number))
+    batch = drawn.batch
+    with run.log.phase("rollout"):
         responses = run.rollout.generate(batch.prompts, batch.sampling, batch.seeds, batch.responses) if batch.prompts else []
-    with log.phase("reward"):
+    return _scored(run, drawn, responses, step)
+
+
+def _scored(run: Run, drawn: Drawn, responses: list[Response], step: int) -> Rollouts:
+    selection, batch, lag = drawn.selection, drawn.batch, _staleness(run, responses, step)
+    with run.log.phase("reward"):
         each = batch.responses or [batch.sampling.responses] * len(batch.prompts)
         scores, texts, _ = score_each(run, [p for p, n in zip(batch.prompts, each, strict=True) for _ in range(n)], responses)
         rewards, outcomes = gather_outcomes(run, selection, responses, scores)
     probe = [*responses[0].prompt_ids, *responses[0].token_ids] if responses else run.train_set.prompt(int(selection.rows[0])).token_ids
-    return Rollouts(batch.prompts, responses, rewards, texts, outcomes, list(probe), len(selection.rows))
+    return Rollouts(batch.prompts, responses, rewards, texts, outcomes, list(probe), len(selection.rows), drawn.weights, lag)
 
 
 def _merge(parts: list[Rollouts], chosen: np.ndarray, rank: int, world: int) -> Rollouts:
@@ -104,6 +138,39 @@ def join_outcomes(parts: Sequence[Outcomes]) -> Outcomes:
                     np.concatenate([widen(p.rewards, np.nan) for p in parts]), np.concatenate([widen(p.lengths, 0) for p in parts]),
                     np.concatenate([widen(p.truncated, False) for p in parts]),
                     None if all(p.continued is None for p in parts) else np.concatenate(continued))
+
+
+def ahead_state(run: Run) -> Optional[dict]:
+    """JSON of the batch that is sampled and not trained, with every rank's responses; None without one. Every rank calls it."""
+    waiting = run.ahead.waiting() if run.ahead else None
+    if waiting is None:
+        return None
+    step, drawn, responses = waiting
+    return {"step": step, "rows": drawn.selection.rows.tolist(), "bins": drawn.selection.bins.tolist(), "weights": list(drawn.weights),
+            "responses": run.learner.engine.all_gather([listed(r) for r in responses])}
+
+
+def restore_ahead(run: Run, state: Optional[dict]) -> None:
+    """Take up the batch of a checkpoint where `rollout.ahead` is still set; without it that batch is sampled anew, and said so."""
+    if state is None:
+        return
+    if not run.ahead:
+        run.log.warn(f"rollout.ahead is off now: the batch sampled ahead for step {state['step']} is dropped, and its prompts with it")
+        return
+    selection = Selection(np.array(state["rows"], np.int64), np.array(state["bins"], np.int64))
+    batch = Batch.of(run, selection, state["step"])
+    prompts = [prompt for prompt in batch.prompts for _ in range(batch.sampling.responses)]
+    responses = [unlisted(p, saved) for p, saved in zip(prompts, state["responses"][run.learner.engine.rank], strict=True)]
+    run.ahead.put_back(state["step"], Drawn(selection, tuple(state["weights"]), batch), responses)
+
+
+def _staleness(run: Run, responses: Sequence[Response], step: int) -> float:
+    """Versions by which the oldest response of all ranks lags behind the policy of this step; SyncError beyond `rollout.ahead`."""
+    lag = max((step - 1 - r.weight_version for r in responses), default=0)
+    lag = float(run.learner.engine.all_reduce(np.array([float(lag)]), op="max")[0])
+    if lag > run.cfg.rollout.ahead:
+        raise SyncError(f"step {step}: responses are {lag:.0f} weight versions old, rollout.ahead allows {run.cfg.rollout.ahead}")
+    return lag
 
 
 def score(run: Run, prompts: list[Prompt], responses: Sequence[Response]) -> tuple[np.ndarray, list[str], dict[str, int]]:
@@ -144,6 +211,9 @@ def gather_outcomes(run: Run, selection: Selection, responses: Sequence[Response
 def sync(run: Run, version: int, token_ids: Sequence[int]) -> None:
     """Give the sampler the learner's weights and compare both on `token_ids`; raises SyncError on every rank alike."""
     engine, tolerance = run.learner.engine, run.cfg.rollout.sync_tolerance
+    if run.ahead:
+        with run.log.phase("rollout"):
+            run.ahead.wait()
     _load_weights(run, version)
     check = measure_sync(run.rollout, token_ids, run.learner.logp(token_ids))
     worst = type(check)(*engine.all_reduce(np.array(check), op="max").tolist())

@@ -13,7 +13,7 @@ from fastsched.config import Config
 from fastsched.evaluate import evaluate
 from fastsched.guards import GUARD, Stop, require_agreement, why_stopped
 from fastsched.log import write_config, write_environment
-from fastsched.rollouts import Rollouts, sample_rows, sync
+from fastsched.rollouts import Rollouts, ahead_state, restore_ahead, sample_rows, sync
 from fastsched.types import Knobs, Stats
 
 
@@ -59,6 +59,7 @@ def _start(run: Run, checkpoint: Path | None) -> Progress:
         run.scheduler.load_state_dict(state["scheduler"])
         run.buffer.load(load_arrays(checkpoint))
         run.learner.load_state_dict(state["learner"])
+        restore_ahead(run, state["ahead"])
         run.log.note(f"resumed {checkpoint.name}: model, optimizer, averaged policy, scheduler, sampler position, random generators; "
                      f"next is step {progress.step + 1}")
         if ranks != run.learner.engine.world_size:
@@ -94,7 +95,7 @@ def _step(run: Run, progress: Progress) -> None:
     progress.prompts_total += rolled.outcomes.new_prompts
     signal_free = stats.flat_groups == 1.0 and knobs.entropy_coef == 0 and knobs.kl_coef == 0 and not cfg.learner.teacher
     progress.flat_in_row = progress.flat_in_row + 1 if signal_free else 0
-    log.step(_row(run, progress, knobs, stats, rolled))
+    log.step(_row(run, progress, knobs, stats, rolled) | rolled.columns())
     log.deciles(step, stats.deciles)
     log.samples(step, sample_rows(rolled.prompts, rolled.responses, rolled.rewards, rolled.texts))
     for message in run.scheduler.messages():
@@ -121,7 +122,8 @@ def _row(run: Run, progress: Progress, knobs: Knobs, stats: Stats, rolled: Rollo
 
 def _save(run: Run, progress: Progress) -> None:
     with run.log.phase("checkpoint"):
-        state = {"progress": asdict(progress), "scheduler": run.scheduler.state_dict(), "learner": run.learner.state_dict()}
+        state = {"progress": asdict(progress), "scheduler": run.scheduler.state_dict(), "learner": run.learner.state_dict(),
+                 "ahead": ahead_state(run)}
         score = {"none": None, "accuracy": progress.accuracy, "success": run.scheduler.success.ema}[run.cfg.train.keep_best]
         save_checkpoint(run.run_dir, progress.step, run.learner.engine, state, run.cfg.train.keep_checkpoints, score, run.buffer.arrays())
 

@@ -8,7 +8,8 @@ import yaml
 
 from fastsched.arguments import changed_keys, config_to_yaml, parse_config, preset_names, preset_path
 from fastsched.cli import main
-from fastsched.config import Config, ConfigError
+from fastsched.commands import in_one_process
+from fastsched.config import Config, ConfigError, RolloutConfig
 
 
 def fails(capsys, *arguments):
@@ -73,9 +74,22 @@ def test_combinations_that_cannot_work_are_refused():
     for arguments, key in ((["--learner.kl", "none", "--scheduler.kl.ceiling", "0.1"], "learner.kl"),
                            (["--rollout.correction", "token_tis", "--rollout.top_p", "0.9"], "rollout.correction"),
                            (["--learner.zero_stage", "0", "--model.dtype", "bfloat16"], "learner.zero_stage"),
+                           (["--rollout.ahead", "1"], "rollout.ahead: needs rollout.engine vllm_server; vllm samples in the learner's own"),
+                           (["--rollout.engine", "vllm_server", "--rollout.ahead", "1", "--scheduler.refills", "1"], "rollout.ahead"),
+                           (["--rollout.servers", "http://127.0.0.1:1"], "rollout.servers"),
+                           (["--rollout.replicas", "2"], "rollout.replicas"),
+                           (["--rollout.engine", "vllm_server", "--rollout.tensor_parallel", "2"], "rollout.tensor_parallel"),
+                           (["--rollout.engine", "transformers", "--rollout.sleep", "true"], "rollout.sleep"),
+                           (["--rollout.engine", "vllm_server", "--rollout.timeout_s", "0"], "time limits"),
                            (["--model.attention", "flash_attention_2"], "learner.share_prompts")):
         with pytest.raises(ConfigError, match=key):
             parse_config(arguments)
+
+
+def test_eval_and_export_leave_launcher_and_running_servers_alone():
+    """A server in the configuration holds the weights of whoever trains with it, not those of the checkpoint."""
+    training = [RolloutConfig(engine="vllm_server", servers=("http://127.0.0.1:1",), ahead=1), RolloutConfig(tensor_parallel=2, sleep=True)]
+    assert [in_one_process(cfg) for cfg in training] == [RolloutConfig(engine="vllm_server"), RolloutConfig()]
 
 
 def test_presets_command_lists_them(capsys):

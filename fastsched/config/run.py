@@ -111,7 +111,24 @@ class RewardConfig:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    engine: Literal["vllm", "transformers"] = "vllm"
+    engine: Literal["vllm", "vllm_server", "transformers"] = "vllm"
+    """vLLM in each rank's process, vLLM servers beside it (`replicas`, or `servers`), or the transformers parity reference."""
+    replicas: int = 1
+    """`vllm_server`: servers that each rank starts, on loopback and on free ports; a rank's prompts are dealt out to them."""
+    servers: tuple[str, ...] = ()
+    """`vllm_server`: URLs of running servers (`python -m fastsched.engines.vllm_server --rollout --model ...`), dealt out to the ranks."""
+    timeout_s: float = 600.0
+    """`vllm_server`: limit of every call; what takes longer ends the run with the server's and the call's name (exit code 3)."""
+    start_timeout_s: float = 300.0
+    """`vllm_server`: limit for a server's start."""
+    transfer_dir: Optional[str] = None
+    """`vllm_server`: folder through which weights pass; servers must see it. By default shared memory, else the temporary folder."""
+    tensor_parallel: int = 1
+    """`vllm`: so many neighbouring ranks share one engine (tensor parallel) and sample the prompts of all of them together."""
+    sleep: bool = False
+    """`vllm` on CUDA: during the update the sampler's weights lie in host memory and its cache is given back (vLLM's sleep level 1)."""
+    ahead: Literal[0, 1] = 0
+    """1: the servers sample the next step's batch while the learner updates, with weights that are one version old (`vllm_server` only)."""
     responses: int = 8
     """G, responses per prompt; the group of GRPO."""
     max_new_tokens: int = 16
@@ -141,6 +158,15 @@ class RolloutConfig:
 
     def __post_init__(self):
         require(self.responses >= 1, "rollout.responses: must be at least 1")
+        require(min(self.replicas, self.timeout_s, self.start_timeout_s) > 0, "rollout: replicas and time limits must be positive")
+        require(self.tensor_parallel >= 1, "rollout.tensor_parallel: must be at least 1")
+        require(self.engine == "vllm" or self.tensor_parallel == 1 and not self.sleep,
+                f"rollout.tensor_parallel, rollout.sleep: for rollout.engine vllm, not {self.engine}")
+        require(self.engine == "vllm_server" or not self.servers and self.replicas == 1,
+                f"rollout.servers, rollout.replicas: for rollout.engine vllm_server, not {self.engine}")
+        require(self.engine == "vllm_server" or not self.ahead,
+                f"rollout.ahead: needs rollout.engine vllm_server; {self.engine} samples in the learner's own process, on its cores or GPU "
+                "and while it waits, so nothing would run at the same time")
         require(self.temperature > 0, "rollout.temperature: must be positive for training (evaluation is greedy)")
         require(self.top_p == 1.0 and self.top_k == -1 or self.correction == "none",
                 "rollout.correction: the sampler renormalises after top_p/top_k, the learner does not; use top_p=1, top_k=-1")
@@ -204,6 +230,10 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self):
+        require(not (self.rollout.ahead and self.scheduler.kind in ("speed", "dots")),
+                f"rollout.ahead: scheduler.kind {self.scheduler.kind} composes its batches from what the step before brought; set it to 0")
+        require(not (self.rollout.ahead and self.scheduler.refills),
+                "rollout.ahead: a batch sampled ahead cannot be refilled by what its own rewards say; set scheduler.refills to 0")
         require(self.learner.zero_stage > 0 or self.model.dtype == "float32",
                 "learner.zero_stage: stage 0 keeps no fp32 master weights; with model.dtype=bfloat16 use stage 1 or more")
         require(not (self.learner.share_prompts and self.model.attention == "flash_attention_2"),

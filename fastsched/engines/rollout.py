@@ -55,8 +55,13 @@ class RolloutEngine(Protocol):
 
 
 def open_rollout(model_path: str | Path, cfg: RolloutConfig, *, dtype: str, max_model_len: int, seed: int,
-                 stop_token_ids: Sequence[int], trust_remote_code: bool = False) -> RolloutEngine:
-    """The engine that `cfg.engine` names. `dtype` is the model's, used where `cfg.dtype` is not set."""
+                 stop_token_ids: Sequence[int], trust_remote_code: bool = False, log_dir: Path | None = None) -> RolloutEngine:
+    """The engine that `cfg.engine` names. `dtype` is the model's, used where `cfg.dtype` is not set; servers log to `log_dir`."""
+    if cfg.engine == "vllm_server":
+        from fastsched.engines.server_engine import ServerRollout
+
+        return ServerRollout(model_path, cfg, dtype=cfg.dtype or dtype, max_model_len=max_model_len, seed=seed,
+                             stop_token_ids=stop_token_ids, trust_remote_code=trust_remote_code, log_dir=log_dir)
     if cfg.engine == "vllm":
         from fastsched.engines.vllm_engine import VllmRollout as Engine
     else:

@@ -1,4 +1,4 @@
-"""vLLM in the learner's process: one engine on each rank, tensor parallel size 1."""
+"""vLLM in the learner's process: one engine on each rank, or one that `rollout.tensor_parallel` ranks share."""
 
 import logging
 import os
@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from fastsched.config import RolloutConfig, require
 from fastsched.engines.rollout import check_request, each_response, require_usable
-from fastsched.engines.weights import checked, energy, expected_shapes, layer_group, probe
+from fastsched.engines.vllm_model import module_fingerprints, repack_tied_head
+from fastsched.engines.weights import checked, expected_shapes
 from fastsched.types import Prompt, Response, Sampling
 
 CPU_BLOCK = 32  # the smallest that vLLM's CPU attention takes: the G responses of a prompt share its full blocks
@@ -34,6 +35,7 @@ class VllmRollout:
         self.dtype = getattr(torch, dtype)
         self._failed_version: int | None = None
         self._stop_token_ids = list(stop_token_ids)
+        self._tensor_parallel, self._asleep = cfg.tensor_parallel, False
         self._shapes = expected_shapes(model_path, trust_remote_code)
         self._borrowed_group = dist.is_initialized()
         self._llm = _start(model_path, cfg, dtype, max_model_len, seed, trust_remote_code)
@@ -48,10 +50,17 @@ class VllmRollout:
         self._llm.reset_prefix_cache()
         rows, row_seeds = each_response(prompts, sampling, seeds, responses)
         params = [self._params(sampling, seed) for seed in row_seeds]
-        inputs = [{"prompt_token_ids": list(row.token_ids)} for row in rows]
-        with _torch_random_state_kept():
-            outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        outputs = self._run([(list(row.token_ids), p) for row, p in zip(rows, params, strict=True)])
         return [self._response(row, output.outputs[0]) for row, output in zip(rows, outputs, strict=True)]
+
+    def _run(self, asked: list[tuple[list[int], object]]) -> list:
+        """Outputs for (token ids, sampling parameters). The ranks of a tensor parallel group run all of theirs together, in rank order."""
+        together, start = _of_the_group(asked) if self._tensor_parallel > 1 else (asked, 0)
+        if not together:
+            return []
+        with _torch_random_state_kept():
+            outputs = self._llm.generate([{"prompt_token_ids": ids} for ids, _ in together], [p for _, p in together], use_tqdm=False)
+        return outputs[start:start + len(asked)]
 
     def _params(self, sampling: Sampling, seed: int):
         from vllm import SamplingParams
@@ -71,6 +80,7 @@ class VllmRollout:
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         require_usable(self._failed_version)
         self._failed_version = version
+        self._wake()
         weights = checked(named_tensors, self._shapes, self.dtype)
         self._llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=weights, is_checkpoint_format=True))
         if "lm_head.weight" not in self._shapes:
@@ -80,12 +90,18 @@ class VllmRollout:
         self._failed_version = None
 
     def _repack_tied_head(self) -> None:
-        """On a CPU lm_head multiplies with a packed copy, which reload_weights renews only for a head of its own."""
-        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-        from vllm.platforms import current_platform
+        self._llm.apply_model(repack_tied_head)
 
-        if current_platform.is_cpu():
-            self._llm.apply_model(lambda model: dispatch_cpu_unquantized_gemm(model.lm_head, remove_weight=False))
+    def sleep(self) -> None:
+        """Weights to host memory, cache dropped (vLLM's level 1), until `load_weights` or `_wake`; only with `rollout.sleep`."""
+        self._llm.sleep(level=1)
+        self._asleep = True
+
+    def _wake(self) -> None:
+        """Before weights are written: what is written into a sleeping engine is lost."""
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
 
     def score(self, token_ids: Sequence[int]) -> np.ndarray:
         require_usable(self._failed_version)
@@ -94,12 +110,11 @@ class VllmRollout:
         require(2 <= len(token_ids) < self.max_model_len,
                 f"score: {len(token_ids)} tokens; needs at least 2 and fewer than the engine's {self.max_model_len}")
         params = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        with _torch_random_state_kept():
-            output, = self._llm.generate([{"prompt_token_ids": list(token_ids)}], params, use_tqdm=False)
+        output, = self._run([(list(token_ids), params)])
         return sampled_logp(token_ids[1:], output.prompt_logprobs[1:])
 
     def layer_fingerprints(self) -> dict[str, float]:
-        prints, = self._llm.apply_model(_module_fingerprints)
+        prints, = self._llm.apply_model(module_fingerprints)
         return prints
 
     def close(self) -> None:
@@ -142,11 +157,13 @@ def _start(model_path: str | Path, cfg: RolloutConfig, dtype: str, max_model_len
         from vllm.platforms import current_platform
 
         on_cpu = current_platform.is_cpu()
+        _require_possible(cfg, on_cpu)
         if on_cpu:
             torch._dynamo.config.disable = True  # else the first sampled batch compiles C++ for half a minute
         return LLM(
             model=str(model_path), dtype=dtype, seed=seed, max_model_len=max_model_len, max_num_seqs=cfg.max_num_seqs,
-            tensor_parallel_size=1, distributed_executor_backend="external_launcher" if launched else None,
+            tensor_parallel_size=cfg.tensor_parallel, distributed_executor_backend="external_launcher" if launched else None,
+            enable_sleep_mode=cfg.sleep,
             enforce_eager=on_cpu, kv_cache_memory_bytes=int(cfg.kv_cache_gb * 2**30) if on_cpu else None,
             block_size=CPU_BLOCK if on_cpu else None,
             # A prompt cut in two rewinds the generator of a seeded request, which CPU generators cannot.
@@ -155,6 +172,27 @@ def _start(model_path: str | Path, cfg: RolloutConfig, dtype: str, max_model_len
             logprobs_mode="processed_logprobs", enable_prefix_caching=True, use_tqdm_on_load=False,
             trust_remote_code=trust_remote_code,
         )
+
+
+def _require_possible(cfg: RolloutConfig, on_cpu: bool) -> None:
+    """ConfigError for what this machine or this number of ranks cannot do."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    require(world % cfg.tensor_parallel == 0,
+            f"rollout.tensor_parallel: {world} ranks cannot be split into groups of {cfg.tensor_parallel}; start a multiple of it")
+    require(not (cfg.sleep and on_cpu), "rollout.sleep: vLLM sleeps on CUDA only; set it to false")
+    segments = "expandable_segments:true" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "").lower()
+    require(not (cfg.sleep and segments), "rollout.sleep: vLLM's sleep cannot free memory under expandable_segments; take it out of "
+                                          "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def _of_the_group(asked: list) -> tuple[list, int]:
+    """What all ranks of this tensor parallel group ask for, in rank order, and where this rank's part of it begins."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    parts: list = [None] * group.world_size
+    dist.all_gather_object(parts, asked, group=group.cpu_group)
+    return [one for part in parts for one in part], sum(map(len, parts[:group.rank_in_group]))
 
 
 @contextmanager
@@ -173,29 +211,3 @@ def _process_state_kept():
 def _torch_random_state_kept():
     """vLLM's CPU sampler draws from torch's global generator even where every request is seeded."""
     return torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else [])
-
-
-@torch.no_grad()
-def _module_fingerprints(model: torch.nn.Module) -> dict[str, float]:
-    """`weights.layer_fingerprints` through vLLM's own kernels and the fused, packed weights that they really use."""
-    from vllm.model_executor.layers.linear import LinearBase
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-
-    prints: dict[str, float] = {}
-    reference = next(parameter for parameter in model.parameters() if parameter.numel())
-    for name, module in model.named_modules():
-        total = sum(energy(vector) for vector in module.parameters(recurse=False) if vector.ndim == 1)
-        if isinstance(module, LinearBase):
-            signs = probe(module.input_size, reference.device, reference.dtype)
-            total += energy(module.quant_method.apply(module, signs[None], None))
-        elif isinstance(module, VocabParallelEmbedding):
-            signs = probe(module.embedding_dim, reference.device, reference.dtype)
-            if isinstance(module, ParallelLMHead):
-                image = module.quant_method.apply(module, signs[None], None)[0]
-            else:
-                image = module.weight.float() @ signs.float()
-            total += energy(image[: module.org_vocab_size])
-        if total:
-            group = layer_group(name)
-            prints[group] = prints.get(group, 0.0) + total
-    return prints

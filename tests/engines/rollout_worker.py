@@ -2,6 +2,7 @@
 
 generate KIND FOLDER OUT     a fresh engine samples the batch of `batch()` into OUT.npz
 ranks FOLDER                 under torchrun: one vLLM engine a rank beside a gloo group, twice in a row
+shared FOLDER                under torchrun: one tensor parallel engine that two ranks share
 """
 
 import random
@@ -14,7 +15,8 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from fastsched.config import RolloutConfig
-from fastsched.engines.rollout import open_rollout
+from fastsched.engines.rollout import check_sync, open_rollout
+from fastsched.engines.weights import first_difference, layer_fingerprints
 from fastsched.types import Prompt, Sampling
 
 WORKER = Path(__file__)
@@ -31,8 +33,8 @@ def batch() -> tuple[list[Prompt], Sampling, list[int]]:
     return [prompt(0, 5), prompt(1, 11), prompt(2, 140), prompt(3, 1)], Sampling(3, 12, 0.8), [11, 12, 13, 14]
 
 
-def open_engine(kind: str, folder, dtype: str | None = None):
-    cfg = RolloutConfig(engine=kind, kv_cache_gb=0.125, max_num_seqs=8, dtype=dtype)
+def open_engine(kind: str, folder, dtype: str | None = None, tensor_parallel: int = 1):
+    cfg = RolloutConfig(engine=kind, kv_cache_gb=0.125, max_num_seqs=8, dtype=dtype, tensor_parallel=tensor_parallel)
     return open_rollout(folder, cfg, dtype="float32", max_model_len=192, seed=0, stop_token_ids=STOP)
 
 
@@ -86,5 +88,31 @@ def ranks(folder: str) -> None:
     dist.destroy_process_group()
 
 
+def shared(folder: str) -> None:
+    """Each rank asks for prompts of its own, one of them for none, and gets the learner's log-probabilities for them."""
+    dist.init_process_group("gloo")
+    rank, model = dist.get_rank(), AutoModelForCausalLM.from_pretrained(folder)
+    engine = open_engine("vllm", folder, tensor_parallel=2)
+    shaken(model, 0.05)
+    engine.load_weights(model.named_parameters(), 1)
+    asked, seeds = [prompt(k, 4 + k) for k in range(2 * rank, 2 * rank + 2)], [10 + 2 * rank, 11 + 2 * rank]
+    responses = engine.generate(asked, Sampling(3, 8, 0.8), seeds)
+    assert [r.row for r in responses] == [p.row for p in asked for _ in range(3)] and {r.weight_version for r in responses} == {1}
+    errors = [np.abs(r.logp - learner_logp(model, r.prompt_ids + r.token_ids, 0.8)[len(r.prompt_ids) - 1:]).max() for r in responses]
+    ids = prompt(rank, 30 + rank).token_ids
+    check = check_sync(engine, ids, learner_logp(model, ids), 1e-4, 1, dict)
+    prints = layer_fingerprints(model.named_parameters(), torch.float32)
+    assert first_difference(prints, engine.layer_fingerprints(), torch.float32) is None
+    assert len(engine.generate(asked if rank else [], Sampling(1, 4), seeds if rank else [])) == 2 * rank
+    everyone: list = [None, None]
+    dist.all_gather_object(everyone, packed(responses))
+    if rank == 0:
+        np.savez(Path(folder) / "shared.npz", **{f"{name}{k}": part[name] for k, part in enumerate(everyone) for name in part})
+    engine.close()
+    print(f"rank {rank} error {max(errors):.2e} sync {check.max:.2e}")
+    assert max(errors) <= 1e-4
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
-    {"generate": generate, "ranks": ranks}[sys.argv[1]](*sys.argv[2:])
+    {"generate": generate, "ranks": ranks, "shared": shared}[sys.argv[1]](*sys.argv[2:])

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from fastsched.config import ConfigError, RolloutConfig
 from fastsched.engines.rollout import check_request, open_rollout, response_seed
 from fastsched.engines.tiny import random_tiny
-from fastsched.engines.vllm_engine import sampled_logp
+from fastsched.engines.vllm_engine import _require_possible, sampled_logp
 from fastsched.engines.weights import SyncError, checked, expected_shapes, first_difference, layer_fingerprints
 from fastsched.types import Sampling
 
@@ -97,3 +97,33 @@ def test_two_gloo_ranks_have_one_engine_each_and_keep_their_group(tmp_path):
                             capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout.count("rank 0 error") == 2 and result.stdout.count("rank 1 error") == 2
+
+
+def test_two_ranks_share_a_tensor_parallel_engine(tmp_path):
+    folder = random_tiny(tmp_path / "model", tied=True, seed=0)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    result = subprocess.run([*command, WORKER, "shared", folder], env=os.environ | {"OMP_NUM_THREADS": "1"},
+                            capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.count("rank 0 error") == 1 and result.stdout.count("rank 1 error") == 1
+    saved = np.load(folder / "shared.npz")
+    assert saved["tokens0"].tolist() != saved["tokens1"].tolist()
+
+
+@pytest.mark.parametrize("options, environment, message", [
+    ({"tensor_parallel": 2}, {"WORLD_SIZE": "3"}, "rollout.tensor_parallel: 3 ranks cannot be split into groups of 2"),
+    ({"sleep": True}, {}, "rollout.sleep: vLLM sleeps on CUDA only"),
+])
+def test_what_this_machine_cannot_do_is_refused(options, environment, message, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        _require_possible(RolloutConfig(**options), on_cpu=True)
+
+
+def test_sleep_refuses_an_allocator_that_it_cannot_work_with(monkeypatch):
+    """H7: expandable segments and the sleep mode's memory pool."""
+    _require_possible(RolloutConfig(sleep=True), on_cpu=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    with pytest.raises(ConfigError, match="rollout.sleep: .*expandable_segments"):
+        _require_possible(RolloutConfig(sleep=True), on_cpu=False)

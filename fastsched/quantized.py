@@ -1,0 +1,65 @@
+"""`fastsched export --quantize nf4`: the policy in four bits, and what that costs in held-out accuracy."""
+
+import importlib.metadata
+import json
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from fastsched.arguments import parse_config
+from fastsched.assemble import assemble, sampler_of
+from fastsched.checkpoint import step_of
+from fastsched.commands import checkpoint_for, export_run, in_one_process
+from fastsched.config import Config, ConfigError
+from fastsched.engines.quantize import quantize_nf4
+from fastsched.evaluate import evaluate
+from fastsched.log import RunLog
+from fastsched.records import replace_text
+
+LOADING = "transformers loads this folder, on a CPU and on CUDA; vLLM 0.32 refuses it (bitsandbytes is not among its quantisations)"
+
+
+def export_quantized(run_dir: Path, out: Path, *, average: bool, best: bool = False) -> dict:
+    """Write the last (`best`: the best) checkpoint's policy in NF4 to `out`, and beside it export.json, which is returned.
+
+    Accuracy before and after is greedy, by bin, on the run's held-out prompts; both are sampled by the transformers engine in the
+    run's dtype, so that they differ by the quantisation alone.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"--out: {out} is not empty")
+    with tempfile.TemporaryDirectory() as folder:
+        plain = export_run(run_dir, Path(folder) / "plain", average=average, best=best)
+        cfg = parse_config(["--config", str(run_dir / "config.yaml")])
+        size = quantize_nf4(plain, out, cfg.model.dtype)
+        for file in plain.iterdir():
+            if not (out / file.name).exists() and not file.name.endswith(".safetensors"):
+                shutil.copy(file, out)
+        step = step_of(checkpoint_for(run_dir, "export", best=best))
+        before, after = _accuracies(cfg, plain, out, step, Path(folder) / "log")
+    result = {"run": run_dir.resolve().name, "step": step, "average": average,
+              "quantization": {"scheme": "nf4", "bitsandbytes": importlib.metadata.version("bitsandbytes"),
+                               "linear_bytes_bfloat16": size.bfloat16, "linear_bytes_nf4": size.nf4},
+              "accuracy_before": before, "accuracy_after": after, "loading": LOADING}
+    replace_text(out / "export.json", json.dumps(result, indent=2) + "\n")
+    print(f"linear layers: {size.nf4:,} bytes, {size.nf4 / size.bfloat16:.2f} of bfloat16")
+    print(LOADING)
+    for label, was in before.items():
+        print(f"  {label:<10} {was:6.1%} -> {after[label]:6.1%}")
+    return result
+
+
+def _accuracies(cfg: Config, plain: Path, quantised: Path, step: int, log_dir: Path) -> tuple[dict[str, float], dict[str, float]]:
+    rollout = replace(in_one_process(replace(cfg.rollout, replicas=1)), engine="transformers")
+    cfg = replace(cfg, model=replace(cfg.model, name=str(plain)), rollout=rollout,
+                  log=replace(cfg.log, tensorboard=False, wandb=False))
+    with RunLog(log_dir, cfg.log, cfg.train.steps) as log:
+        log.capture_output()
+        run = assemble(cfg, log_dir, log, learn=False)
+        try:
+            before = evaluate(run, step)
+            run.rollout.close()
+            run.rollout = sampler_of(cfg, quantised, log_dir)
+            return before, evaluate(run, step)
+        finally:
+            run.close()
