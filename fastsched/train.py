@@ -27,7 +27,11 @@ class Progress:
     step: int = 0
     tokens_total: int = 0
     prompts_total: int = 0
+    responses_total: int = 0
     flat_in_row: int = 0
+
+    def complete(self, cfg: Config) -> bool:
+        return self.step >= cfg.train.steps or 0 < cfg.train.rollout_budget <= self.responses_total
 
 
 def run_training(cfg: Config, run_dir: Path, log, checkpoint: Path | None) -> int:
@@ -36,10 +40,10 @@ def run_training(cfg: Config, run_dir: Path, log, checkpoint: Path | None) -> in
     try:
         progress = _start(run, checkpoint)
         stopped = _Stop()
-        while progress.step < cfg.train.steps and not stopped.reason:
+        while not progress.complete(cfg) and not stopped.reason:
             _step(run, progress)
             stopped.check(run, progress)
-            if stopped.reason or _due(progress.step, cfg.train.checkpoint_every) or progress.step == cfg.train.steps:
+            if stopped.reason or _due(progress.step, cfg.train.checkpoint_every) or progress.complete(cfg):
                 _save(run, progress)
         if stopped.reason:
             log.warn(f"stopped after step {progress.step}: {stopped.reason}; continue with --resume")
@@ -89,6 +93,7 @@ def _step(run: Run, progress: Progress) -> None:
     progress.step = step
     progress.tokens_total += int(rolled.outcomes.lengths.sum())
     progress.prompts_total += len(rolled.outcomes.rows)
+    progress.responses_total += int(np.count_nonzero(rolled.outcomes.lengths))
     signal_free = stats.flat_groups == 1.0 and knobs.entropy_coef == 0 and knobs.kl_coef == 0
     progress.flat_in_row = progress.flat_in_row + 1 if signal_free else 0
     log.step(_row(run, progress, knobs, stats, rolled.outcomes))
@@ -110,7 +115,7 @@ def _row(run: Run, progress: Progress, knobs: Knobs, stats: Stats, outcomes: Out
         "lr_scale": knobs.lr_scale, "temporal_s": knobs.temporal_s, "rule": knobs.rule, **run.scheduler.report(), **measured,
         "truncated": float(outcomes.truncated.mean()), "response_len_mean": float(outcomes.lengths.mean()),
         "missing_logprobs": run.rollout.missing_logprobs, "tokens_per_s": float(outcomes.lengths.sum()) / run.log.step_seconds(),
-        "peak_mem_gb": run.log.peak_memory_gb(),
+        "peak_mem_gb": run.log.peak_memory_gb(), "responses_total": progress.responses_total,
     }
 
 
