@@ -26,6 +26,7 @@ from fastsched.config import Config, ConfigError, require
 from fastsched.plots import COLOURS, STYLE
 from fastsched.runs import Run, load_run, mean_accuracy
 
+PALETTE = (*COLOURS, "#111827", "#9f1239")
 BASELINE = "uniform"
 ARMS = {
     BASELINE: Arm(("--scheduler.kind", "uniform")),
@@ -40,6 +41,8 @@ ARMS = {
 }
 STEPS = {"tiny-cpu": 160}
 """Steps that the uniform sampler takes within the budget; by default those of the preset."""
+LEARNER = {"tiny-cpu": {"learner.lr": 3.0e-4, "learner.warmup_steps": 10}}
+"""Where the preset's own learning rate undoes part of the warm start in the first steps: uniform sampling then never gets beyond it."""
 EVALUATIONS = 20
 EVAL_PER_BIN = 128
 GRID = 200
@@ -67,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cfg = parse_config(["--config", str(preset_path(own.preset)), *overrides])
         steps = own.steps or STEPS.get(own.preset, cfg.train.steps)
         comparison = Comparison(f"samplers-{own.preset}", own.preset, arms, range(own.seeds), own.runs,
-                                equal_rollouts(cfg, steps), tuple(overrides))
+                                equal_rollouts(own.preset, cfg, steps), tuple(overrides))
         train_all(comparison)
     except ConfigError as error:
         print(f"bench.samplers: {error}", file=sys.stderr)
@@ -82,7 +85,7 @@ def responses(cfg: Config, steps: int) -> int:
     return steps * cfg.train.prompts_per_step * cfg.rollout.responses
 
 
-def equal_rollouts(cfg: Config, steps: int) -> tuple[str, ...]:
+def equal_rollouts(preset: str, cfg: Config, steps: int) -> tuple[str, ...]:
     """Options of every arm. The budget ends a run; twice the steps leave room for a sampler that rolls out less a step.
 
     Nothing else may depend on the number of steps, so learning rate and trajectory schedule are constant.
@@ -91,6 +94,7 @@ def equal_rollouts(cfg: Config, steps: int) -> tuple[str, ...]:
         "train.rollout_budget": responses(cfg, steps), "train.steps": 2 * steps, "train.eval_every": max(1, steps // EVALUATIONS),
         "train.checkpoint_every": max(1, steps // 8), "train.keep_checkpoints": 1, "data.eval_per_bin": EVAL_PER_BIN,
         "learner.cooldown": 0, "scheduler.temporal.mode": "none", "log.plots": "false", "log.tensorboard": "false",
+        **LEARNER.get(preset, {}),
     }
     return tuple(part for key, value in options.items() for part in (f"--{key}", str(value)))
 
@@ -169,7 +173,7 @@ def draw(results: Mapping[str, Sequence[Result]], budget: int, target: float, ti
         figure = Figure(figsize=(9.6, 5.0), dpi=140, layout="constrained")
         axes = figure.add_subplot()
         for place, (arm, of_arm) in enumerate(results.items()):
-            band(axes, np.linspace(0, budget, GRID), [r.accuracy for r in of_arm], COLOURS[place % len(COLOURS)], arm)
+            band(axes, np.linspace(0, budget, GRID), [r.accuracy for r in of_arm], PALETTE[place % len(PALETTE)], arm)
         axes.axhline(target, color="#6b7280", lw=1, ls="--", label="target")
         axes.set(title=title, xlabel="responses sampled", ylabel="held-out accuracy", xlim=(0, budget))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))

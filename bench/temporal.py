@@ -44,8 +44,8 @@ ARMS = {
 """The name says what carries the loss; a number is epsilon, the share of all steps after which every token does."""
 CHAIN = {
     "data.task": "chain", "data.negative": "false", "data.max_prompt_tokens": 64, "rollout.max_new_tokens": 80,
-    "learner.micro_batch_tokens": 2048, "train.prompts_per_step": 16, "learner.lr": 3.0e-4,
-    "model.warm_start_accuracy": 0.7,
+    "learner.micro_batch_tokens": 2048, "train.prompts_per_step": 16,
+    "learner.lr": 3.0e-4, "learner.warmup_steps": 5, "model.warm_start_accuracy": 0.7,
 }
 # As published: neither entropy nor KL term, so that what differs is the schedule; and prompts drawn without a controller.
 PLAIN = {

@@ -41,6 +41,7 @@ def test_without_windows_the_arms_are_adaptive_and_fixed(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(compare, "train_all", lambda c: asked.append(c) or [write_run(f, 25) for fs in c.folders().values() for f in fs])
     assert compare.main(["--seeds", "2", "--runs", str(tmp_path)]) == 0
-    assert [folder.name for folders in asked[0].folders().values() for folder in folders] == ["compare-adaptive-seed-2", "compare-fixed-seed-2"]
+    names = [folder.name for folders in asked[0].folders().values() for folder in folders]
+    assert names == ["compare-adaptive-seed-2", "compare-fixed-seed-2"]
     fixed = asked[0].config("fixed", 2).scheduler
     assert (fixed.kind, fixed.coefficients, asked[0].config("adaptive", 2).scheduler.kind) == ("fixed", "constant", "adaptive")

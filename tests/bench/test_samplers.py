@@ -80,11 +80,12 @@ def test_every_arm_has_the_same_budget_and_nothing_that_depends_on_steps():
     for preset in ("tiny-cpu", "smollm2-cpu", "chain-tiny"):
         cfg = parse_config(["--config", str(preset_path(preset))])
         assert responses(cfg, 40) == 40 * cfg.train.prompts_per_step * cfg.rollout.responses
-        plan = Comparison("x", preset, known, [0], Path("runs"), equal_rollouts(cfg, 40))
+        plan = Comparison("x", preset, known, [0], Path("runs"), equal_rollouts(preset, cfg, 40))
         configs = {arm: plan.config(arm, 0) for arm in known}
         for arm in configs.values():
             assert arm.train.rollout_budget == responses(cfg, 40) and arm.train.steps == 80 and arm.train.eval_every == 2
             assert arm.learner.cooldown == 0 and arm.scheduler.temporal.mode == "none" and arm.data.eval_per_bin >= 128
+        assert len({(arm.learner.lr, arm.learner.warmup_steps) for arm in configs.values()}) == 1
         assert configs["dynamic"].scheduler.refills == 2 and configs["uniform"].scheduler.refills == 0
         assert configs["fixed"].scheduler.fixed_weights == (0.4, 0.3, 0.2, 0.1) and configs["window"].scheduler.kind == "adaptive"
 
