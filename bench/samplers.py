@@ -41,13 +41,13 @@ ARMS = {
 }
 STEPS = {"tiny-cpu": 160}
 """Steps that the uniform sampler takes within the budget; by default those of the preset."""
-LEARNER = {"tiny-cpu": {"learner.lr": 3.0e-4, "learner.warmup_steps": 10}}
-"""Where the preset's own learning rate undoes part of the warm start in the first steps: uniform sampling then never gets beyond it."""
+OPTIONS = {"tiny-cpu": {"learner.lr": 3.0e-4, "learner.warmup_steps": 10, "data.eval_per_bin": 256}}
+"""The preset's own learning rate undoes part of the warm start in the first steps: uniform sampling then never gets beyond it."""
 EVALUATIONS = 20
 EVAL_PER_BIN = 128
 GRID = 200
 """Points of the budget at which a run's accuracy is read off, by linear interpolation between its evaluations."""
-SMOOTHED = 0.1
+SMOOTHED = 0.15
 """Share of the budget over which accuracy is averaged, backwards."""
 
 
@@ -94,7 +94,7 @@ def equal_rollouts(preset: str, cfg: Config, steps: int) -> tuple[str, ...]:
         "train.rollout_budget": responses(cfg, steps), "train.steps": 2 * steps, "train.eval_every": max(1, steps // EVALUATIONS),
         "train.checkpoint_every": max(1, steps // 8), "train.keep_checkpoints": 1, "data.eval_per_bin": EVAL_PER_BIN,
         "learner.cooldown": 0, "scheduler.temporal.mode": "none", "log.plots": "false", "log.tensorboard": "false",
-        **LEARNER.get(preset, {}),
+        **OPTIONS.get(preset, {}),
     }
     return tuple(part for key, value in options.items() for part in (f"--{key}", str(value)))
 

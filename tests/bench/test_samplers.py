@@ -8,7 +8,20 @@ import pytest
 
 from bench import samplers
 from bench.arms import Comparison
-from bench.samplers import ARMS, GRID, accuracy_over_rollouts, equal_rollouts, main, notes, report, responses, result, target_of, until
+from bench.samplers import (
+    ARMS,
+    GRID,
+    SMOOTHED,
+    accuracy_over_rollouts,
+    equal_rollouts,
+    main,
+    notes,
+    report,
+    responses,
+    result,
+    target_of,
+    until,
+)
 from fastsched.arguments import parse_config, preset_path
 from fastsched.config import ConfigError
 from fastsched.runs import Run
@@ -25,11 +38,11 @@ def run_of(rate, rolled_out=10, steps=100, every=5, tokens=3, start=0.2):
     return Run("run", Path("run"), metrics, {}, {}, [], evals)
 
 
-def test_accuracy_is_averaged_backwards_over_a_tenth_of_the_budget():
+def test_accuracy_is_averaged_backwards_over_a_share_of_the_budget():
     curve = accuracy_over_rollouts(run_of(4e-4), BUDGET)
     assert len(curve) == GRID and curve[0] == pytest.approx(0.2)
     grid = np.linspace(0, BUDGET, GRID)
-    width = round(0.1 * GRID)
+    width = round(SMOOTHED * GRID)
     assert curve[-1] == pytest.approx(0.2 + 4e-4 * grid[-width:].mean())
     short = accuracy_over_rollouts(run_of(4e-4, steps=50), BUDGET)
     assert np.isfinite(short[:GRID // 2 - 1]).all() and np.isnan(short[GRID // 2 + 1:]).all()
@@ -43,9 +56,10 @@ def test_rollouts_count_and_not_steps():
 def test_target_is_the_baselines_smoothed_end_and_who_learns_twice_as_fast_needs_half():
     base = [run_of(2e-4), run_of(4e-4)]
     target, start = target_of(base, BUDGET)
-    assert target == pytest.approx(0.2 + 3e-4 * np.linspace(0, BUDGET, GRID)[-round(0.1 * GRID):].mean()) and start == pytest.approx(0.2)
+    assert target == pytest.approx(0.2 + 3e-4 * np.linspace(0, BUDGET, GRID)[-round(SMOOTHED * GRID):].mean())
+    assert start == pytest.approx(0.2)
     fast = result(run_of(6e-4, tokens=5), BUDGET, target)
-    assert fast.rollouts == pytest.approx(0.525 * BUDGET, abs=1.5 * BUDGET / GRID)  # 0.475 of it, and the lag of the average
+    assert fast.rollouts == pytest.approx((0.5 + SMOOTHED / 4) * BUDGET, abs=1.5 * BUDGET / GRID)  # half, and the average's lag
     assert fast.tokens == pytest.approx(5 * fast.rollouts)
     slow = result(base[0], BUDGET, target)
     assert slow.rollouts is None and slow.tokens is None
