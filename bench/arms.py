@@ -16,7 +16,7 @@ from fastsched.config import Config, ConfigError
 from fastsched.records import complete_lines
 from fastsched.runs import last, load_run
 
-BAD_INPUT, GUARD = 2, 3
+BAD_INPUT, GUARD, INTERRUPTED = 2, 3, 130
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,16 @@ def train(comparison: Comparison, arm: str, seed: int) -> None:
 
 
 def command(*arguments: str) -> int:
-    """`fastsched` in a process of its own; its exit code, 0 or that of a guard. Any other ends this process with the same."""
-    code = subprocess.run([sys.executable, "-m", "fastsched.cli", *arguments]).returncode
+    """`fastsched` in a process of its own; its exit code, 0 or that of a guard. Any other ends this process with the same.
+
+    Ctrl-C reaches the run as well, which saves a checkpoint before it ends; this process waits for that.
+    """
+    process = subprocess.Popen([sys.executable, "-m", "fastsched.cli", *arguments])
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        sys.exit(INTERRUPTED)
     if code not in (0, GUARD):
         sys.exit(code)
     return code

@@ -35,19 +35,19 @@ def trained(monkeypatch):
     """Commands that would have been run; `train` leaves a run behind, unless told to fail at that command."""
     calls, state = [], SimpleNamespace(plan=None, fail_at=None, code=0)
 
-    def run(command):
+    def start(command):
         name, *rest = command[3:]
         calls.append((name, rest))
         if state.fail_at == len(calls):
-            return SimpleNamespace(returncode=state.code)
+            return SimpleNamespace(wait=lambda: state.code)
         if name == "train":
             folder = rest[rest.index("--run_dir") + 1]
             arm, seed = folder.removeprefix(str(state.plan.runs / "cmp-")).split("-seed-")
             shutil.rmtree(folder, ignore_errors=True)
             write_like(state.plan, arm, int(seed))
-        return SimpleNamespace(returncode=0)
+        return SimpleNamespace(wait=lambda: 0)
 
-    monkeypatch.setattr(arms, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(arms, "subprocess", SimpleNamespace(Popen=start))
     state.calls = calls
     return state
 
@@ -84,6 +84,21 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path, trained):
     trained.calls.clear()
     train_all(plan)
     assert trained.calls == []
+
+
+def test_ctrl_c_waits_until_the_run_has_saved(monkeypatch):
+    waits = []
+
+    def wait():
+        waits.append(len(waits))
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+        return 130
+
+    monkeypatch.setattr(arms, "subprocess", SimpleNamespace(Popen=lambda command: SimpleNamespace(wait=wait)))
+    with pytest.raises(SystemExit) as stopped:
+        arms.command("train", "--preset", "tiny-cpu")
+    assert stopped.value.code == 130 and len(waits) == 2
 
 
 def test_a_guard_ends_one_run_and_a_bad_command_the_comparison(tmp_path, trained):
