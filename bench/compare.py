@@ -1,53 +1,51 @@
 """`make compare`: the adaptive scheduler against fixed weights, several seeds each, overlaid in one report.
 
     python -m bench.compare --preset tiny-cpu --seeds 0 1 2
+    python -m bench.compare --preset tiny-cpu --window 0.35 0.65 --window 0.40 0.60
 """
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from fastsched.checkpoint import checkpoints, step_of
+from bench.arms import BAD_INPUT, Arm, Comparison, train_all
+from fastsched.config import ConfigError
 from fastsched.report import write_report
 from fastsched.runs import SETTLED, in_window_share, load_run
 
 ARMS = {
-    "adaptive": ["--scheduler.kind", "adaptive"],
-    "fixed": ["--scheduler.kind", "fixed", "--scheduler.coefficients", "constant"],
+    "adaptive": Arm(("--scheduler.kind", "adaptive")),
+    "fixed": Arm(("--scheduler.kind", "fixed", "--scheduler.coefficients", "constant")),
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--preset", default="tiny-cpu")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--window", nargs=2, action="append", metavar=("LOW", "HIGH"),
+                        help="success windows to compare under the adaptive scheduler, instead of adaptive against fixed")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    own, overrides = parser.parse_known_args()
-    folders = {arm: [own.runs / f"compare-{arm}-seed-{seed}" for seed in own.seeds] for arm in ARMS}
-    for seed in own.seeds:  # arms interleaved, so that an interrupted comparison is still one
-        for arm, options in ARMS.items():
-            run(own.preset, own.runs / f"compare-{arm}-seed-{seed}", ["--train.seed", str(seed), *options, *overrides])
+    own, overrides = parser.parse_known_args(arguments)
+    arms = window_arms(own.window) if own.window else ARMS
+    comparison = Comparison("compare", own.preset, arms, own.seeds, own.runs, overrides=tuple(overrides))
+    try:
+        train_all(comparison)
+    except ConfigError as error:
+        print(f"bench.compare: {error}", file=sys.stderr)
+        return BAD_INPUT
+    folders = comparison.folders()
     print(table(folders))
-    print(write_report([f for arm in folders.values() for f in arm], own.runs / "compare.html"))
+    page = "compare-windows.html" if own.window else "compare.html"
+    print(write_report([f for arm in folders.values() for f in arm], own.runs / page))
     return 0
 
 
-def run(preset: str, folder: Path, options: list[str]) -> None:
-    """One training run in a process of its own; a finished run is kept, an interrupted one resumed."""
-    command = [sys.executable, "-m", "fastsched.cli", "train", "--preset", preset, "--run_dir", str(folder), *options]
-    if (folder / "metrics.csv").exists():
-        steps = load_run(folder).config["train.steps"]
-        if any(step_of(c) == steps for c in checkpoints(folder)):
-            print(f"{folder} is finished and kept; delete it to run again", flush=True)
-            return
-        command.append("--resume")
-    print(f"== {folder}", flush=True)
-    done = subprocess.run(command)
-    if done.returncode:
-        sys.exit(done.returncode)
+def window_arms(windows: list[list[str]]) -> dict[str, Arm]:
+    """One arm for each success window, named by it."""
+    return {f"window-{low}-{high}": Arm(("--scheduler.kind", "adaptive", "--scheduler.window", low, high)) for low, high in windows}
 
 
 def table(folders: dict[str, list[Path]]) -> str:

@@ -171,7 +171,7 @@ def _serve_bench(arguments: list[str]) -> int:
 def _presets(arguments: list[str]) -> int:
     for name in preset_names():
         first = preset_path(name).read_text().splitlines()[0].removeprefix("#").strip()
-        print(f"{name:24} {first}")
+        print(f"{name:28} {first}")
     return DONE
 
 

@@ -28,4 +28,6 @@ def evaluate(run: Run, step: int) -> float:
 def bin_labels(run: Run, bins: int) -> list[str]:
     if run.cfg.data.task == "arithmetic":
         return [f"{d} digit{'s' if d > 1 else ''}" for d in run.cfg.data.digits]
+    if run.cfg.data.task == "chain":
+        return [f"{k} steps" for k in run.cfg.data.chain_steps]
     return ["all"] if bins == 1 else [f"bin {b}" for b in range(bins)]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fastsched.config import Config, DataConfig
+from fastsched.data.chain import chain_rows
 from fastsched.data.datasets import PromptSet, load_prompts, require_batch
 from fastsched.data.tasks import arithmetic_rows, form_of
 from fastsched.engines.models import resolve_model
@@ -14,7 +15,9 @@ def prepare_model(cfg: Config) -> Path:
     """The local model folder; builtin models are made on first use, by one rank at a time."""
     rows = None
     if cfg.model.name == "builtin:tiny":
-        table = arithmetic_rows(WARM_START_ROWS, cfg.data.digits, form_of(cfg.data), seed=0)
+        chain = cfg.data.task == "chain"
+        generate, bins = (chain_rows, cfg.data.chain_steps) if chain else (arithmetic_rows, cfg.data.digits)
+        table = generate(WARM_START_ROWS, bins, form_of(cfg.data), seed=0)
         rows = list(zip(table.prompt, table.answer, table.bin.tolist(), strict=True))
     return resolve_model(cfg.model, warm_start_rows=rows)
 

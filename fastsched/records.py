@@ -64,6 +64,7 @@ COLUMNS: dict[str, str] = {
 """Every column that a row must have, in file order. `w_b` and `p_b` stand for one column for each difficulty bin."""
 
 OPTIONAL_COLUMNS: dict[str, str] = {
+    "responses_total": "Responses sampled so far, summed over all ranks and steps; what train.rollout_budget limits.",
     "loss": "The loss. On-policy its value is close to 0 while its gradient is not: read reward and grad_norm instead.",
     "rule": "The coefficient rules that fired.",
     "kl_ema": "Moving average of kl, nats.",

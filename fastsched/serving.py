@@ -67,7 +67,8 @@ def serve_bench(run_dir: Path, *, batch: int, requests: int, max_new_tokens: int
             ready = server.wait_ready(START_S)
             print(f"server {server.url} ready after {ready:.0f} s; {load.requests} requests, {load.batch} at a time", flush=True)
             answers, seconds = put_under_load(server.url, str(model), prompts, load)
-    result = {"step": step_of(checkpoint_for(run_dir, "serve-bench", best=False)), "average": average, "model": cfg.model.name, "dtype": options[1],
+    step = step_of(checkpoint_for(run_dir, "serve-bench", best=False))
+    result = {"step": step, "average": average, "model": cfg.model.name, "dtype": options[1],
               "cores": len(os.sched_getaffinity(0)), "server_start_s": ready, **_figures(load, answers, seconds)}
     replace_text(run_dir / "serve_bench.json", json.dumps(result, indent=2) + "\n")
     return result

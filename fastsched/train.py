@@ -24,8 +24,12 @@ class Progress:
     step: int = 0
     tokens_total: int = 0
     prompts_total: int = 0
+    responses_total: int = 0
     flat_in_row: int = 0
     accuracy: float | None = None  # held out, when this step was evaluated
+
+    def complete(self, cfg: Config) -> bool:
+        return self.step >= cfg.train.steps or 0 < cfg.train.rollout_budget <= self.responses_total
 
 
 def run_training(cfg: Config, run_dir: Path, log, checkpoint: Path | None) -> int:
@@ -34,10 +38,10 @@ def run_training(cfg: Config, run_dir: Path, log, checkpoint: Path | None) -> in
     try:
         progress = _start(run, checkpoint)
         stopped = Stop()
-        while progress.step < cfg.train.steps and not stopped.reason:
+        while not progress.complete(cfg) and not stopped.reason:
             _step(run, progress)
             stopped.check(run, progress.flat_in_row)
-            if stopped.reason or _due(progress.step, cfg.train.checkpoint_every) or progress.step == cfg.train.steps:
+            if stopped.reason or _due(progress.step, cfg.train.checkpoint_every) or progress.complete(cfg):
                 _save(run, progress)
         if stopped.reason:
             log.warn(f"stopped after step {progress.step}: {stopped.reason}; continue with --resume")
@@ -93,6 +97,7 @@ def _step(run: Run, progress: Progress) -> None:
     progress.step = step
     progress.tokens_total += int(rolled.outcomes.lengths.sum())
     progress.prompts_total += rolled.outcomes.new_prompts
+    progress.responses_total += int(rolled.outcomes.sampled.sum())
     signal_free = stats.flat_groups == 1.0 and knobs.entropy_coef == 0 and knobs.kl_coef == 0 and not cfg.learner.teacher
     progress.flat_in_row = progress.flat_in_row + 1 if signal_free else 0
     log.step(_row(run, progress, knobs, stats, rolled) | rolled.columns())
@@ -116,7 +121,7 @@ def _row(run: Run, progress: Progress, knobs: Knobs, stats: Stats, rolled: Rollo
         "truncated": float(outcomes.truncated[sampled].mean()), "response_len_mean": float(outcomes.lengths[sampled].mean()),
         "trained_groups": rolled.trained, "buffered_groups": len(run.buffer),
         "missing_logprobs": run.rollout.missing_logprobs, "tokens_per_s": float(outcomes.lengths.sum()) / run.log.step_seconds(),
-        "peak_mem_gb": run.log.peak_memory_gb(),
+        "peak_mem_gb": run.log.peak_memory_gb(), "responses_total": progress.responses_total,
     }
 
 

@@ -34,7 +34,8 @@ def metrics_row(step: int, total: int, rng: np.random.Generator, kind="adaptive"
     t = {"rollout": 1.9, "reward": 0.1, "learn": 3.4, "sync": 0.25, "control": 0.004}
     times = {f"t_{name}": value * float(1 + 0.08 * rng.standard_normal()) for name, value in t.items()}
     row = {
-        "step": step, "tokens_total": step * 640, "prompts_total": step * 16, "success": success, "success_ema": ema,
+        "step": step, "tokens_total": step * 640, "prompts_total": step * 16, "responses_total": step * 64,
+        "success": success, "success_ema": ema,
         "in_window": int(WINDOW[0] <= ema <= WINDOW[1]), "reward_mean": success,
         "window_reachable": int(p.min() < WINDOW[1] and p.max() > WINDOW[0]),
         "reward_std": math.sqrt(success * (1 - success)), "r_thr": 0.5, "entropy": entropy,
@@ -55,8 +56,8 @@ def metrics_row(step: int, total: int, rng: np.random.Generator, kind="adaptive"
     return {**row, **{f"w_{b}": w for b, w in enumerate(weights)}, **{f"p_{b}": v for b, v in enumerate(p)}}
 
 
-def write_run(folder: Path, steps: int = 60, kind: str = "adaptive", seed: int = 0, total: int | None = None) -> Path:
-    """A run of `steps` steps out of `total`, with configuration, environment, samples and evaluations."""
+def write_run(folder: Path, steps: int = 60, kind: str = "adaptive", seed: int = 0, total: int | None = None, every: int = 20) -> Path:
+    """A run of `steps` steps out of `total`, with configuration, environment, samples and an evaluation each `every` steps."""
     total, rng, state = total or steps, np.random.default_rng(seed), {}
     config = {"model": {"name": "builtin:smollm2"}, "data": {"task": "arithmetic"}, "rollout": {"engine": "vllm"},
               "learner": {"loss": "dapo", "lr": 1e-5, "clip": [0.2, 0.28]},
@@ -71,7 +72,7 @@ def write_run(folder: Path, steps: int = 60, kind: str = "adaptive", seed: int =
             log.step(row)
             log.deciles(step, deciles(step, total))
             log.samples(step, [sample(step, i, rng) for i in range(4)])
-            if step % 20 == 0:
+            if step % every == 0:
                 accuracy = [row[f"p_{b}"] for b in range(4)]
                 log.evaluation(step, dict(zip(BINS, accuracy, strict=True)), dict.fromkeys(BINS, 64))
     return folder

@@ -114,7 +114,17 @@ def test_dynamic_sampling_replaces_groups_without_signal(fastsched, tmp_path, ra
         assert done.returncode == 0, done.stdout + done.stderr
         last = rows(tmp_path / refills)[-1]
         shares[refills] = (int(last["prompts_total"]), float(last["flat_groups"]))
+        assert int(last["responses_total"]) == 4 * int(last["prompts_total"])
     assert shares["0"][0] == 16 < shares["3"][0] <= 64 and shares["3"][1] == 0 < shares["0"][1]
+
+
+def test_a_rollout_budget_ends_the_run(fastsched, tmp_path, random_model):
+    """Two of nine steps: with 32 responses a step the 40 allowed are passed in the second, which is saved and evaluated as the last."""
+    run = tmp_path / "run"
+    done = fastsched(*small(random_model, run, "--train.steps", "9", "--train.rollout_budget", "40"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["responses_total"] for row in rows(run)] == ["32", "64"] and (run / "checkpoints/step-2/COMPLETE").exists()
+    assert json.loads((run / "evals.jsonl").read_text().splitlines()[-1])["step"] == 2
 
 
 def test_rewards_that_fail_cost_only_their_response(fastsched, tmp_path, random_model):

@@ -45,16 +45,18 @@ class ModelConfig:
 @dataclass(frozen=True)
 class DataConfig:
     task: str = "arithmetic"
-    """`arithmetic`, `dataset` (with `source`) or `reasoning-gym:NAME`."""
+    """`arithmetic`, `chain` (arithmetic worked out step by step), `dataset` (with `source`) or `reasoning-gym:NAME`."""
     size: int = 300_000
-    """Training prompts to generate (`arithmetic`, `reasoning-gym`)."""
+    """Training prompts to generate (`arithmetic`, `chain`, `reasoning-gym`)."""
     digits: tuple[int, ...] = (1, 2, 3, 4)
     """`arithmetic`: one difficulty bin for each digit count."""
+    chain_steps: tuple[int, ...] = (5, 6, 8, 9)
+    """`chain`: one difficulty bin for each number of operations, 2 to 20."""
     operators: str = "+-"
     operator_weights: Optional[tuple[float, ...]] = None
-    """`arithmetic`: how often each of the operators occurs, relative to the others; equally often by default."""
+    """`arithmetic`, `chain`: how often each of the operators occurs, relative to the others; equally often by default."""
     negative: bool = True
-    """`arithmetic`: differences may be negative; otherwise the larger number comes first."""
+    """`arithmetic`: differences may be negative; otherwise the larger number comes first. `chain`: totals may be negative."""
     source: Optional[str] = None
     """`dataset`: hub name, local .jsonl or .parquet file."""
     subset: Optional[str] = None
@@ -75,7 +77,7 @@ class DataConfig:
     examples: tuple[tuple[str, str], ...] = ()
     """Few-shot examples, (question, answer) turns between the system prompt and the row's own messages."""
     prefill: Optional[str] = None
-    """How every answer begins, as part of the prompt; `{name}` stands for the row's column (`arithmetic`: `{problem}`)."""
+    """How every answer begins, as part of the prompt; `{name}` stands for the row's column (`arithmetic`, `chain`: `{problem}`)."""
     max_prompt_tokens: int = 256
     overlong: Literal["error", "drop"] = "error"
     """Policy for prompts longer than `max_prompt_tokens`: stop with the row numbers, or drop and count them."""
@@ -85,8 +87,8 @@ class DataConfig:
     """Held-out prompts per bin; they never occur in training."""
 
     def __post_init__(self):
-        require(self.task == "arithmetic" or self.task == "dataset" or self.task.startswith("reasoning-gym:"),
-                f"data.task: {self.task!r} is none of arithmetic, dataset, reasoning-gym:NAME")
+        require(self.task in ("arithmetic", "chain", "dataset") or self.task.startswith("reasoning-gym:"),
+                f"data.task: {self.task!r} is none of arithmetic, chain, dataset, reasoning-gym:NAME")
         require(self.task != "dataset" or bool(self.source), "data.source: needed by data.task=dataset (hub name or file)")
         require(self.difficulty == "column" or self.difficulty_column is None,
                 f"data.difficulty_column: has no effect with data.difficulty {self.difficulty}; unset one of the two")
@@ -179,6 +181,8 @@ class RolloutConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     steps: int = 100
+    rollout_budget: int = 0
+    """Responses after which the run ends even if `steps` says more, for comparisons at equal sampling; 0 is no limit."""
     seed: int = 0
     prompts_per_step: int = 16
     """P, prompts in one rollout batch over all ranks."""
@@ -199,6 +203,7 @@ class TrainConfig:
 
     def __post_init__(self):
         require(self.steps >= 1 and self.prompts_per_step >= 1, "train: steps and prompts_per_step must be positive")
+        require(self.rollout_budget >= 0, "train.rollout_budget: must be at least 0")
         require(self.keep_checkpoints >= 1, "train.keep_checkpoints: must be at least 1")
         require(self.keep_best != "accuracy" or self.eval_every > 0,
                 "train.keep_best: held-out accuracy is known at evaluated steps only; set train.eval_every")

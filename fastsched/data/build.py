@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastsched.config import ConfigError, DataConfig, require
+from fastsched.data.chain import chain_held_out, chain_rows
 from fastsched.data.difficulty import equal_count_bins
 from fastsched.data.encode import Columns, Encoder, literal_frame, opening, prefills
 from fastsched.data.sources import GENERATED, from_rows
@@ -34,7 +35,7 @@ Part = tuple[datasets.Dataset, np.ndarray]
 def build_sets(cfg: DataConfig, tokenizer, seed: int, source: Optional[datasets.Dataset], scratch: Path) -> Path:
     """Write the folders train and held_out; returns their parent. `source` is None for generated tasks."""
     report: dict[str, Any] = {"dropped": {}}
-    if cfg.task == "arithmetic":
+    if cfg.task in ("arithmetic", "chain"):
         train, held = arithmetic_parts(cfg, tokenizer, seed, report, scratch)
     else:
         train, held = split_parts(cfg, tokenizer, seed, source, report, scratch)
@@ -47,8 +48,10 @@ def build_sets(cfg: DataConfig, tokenizer, seed: int, source: Optional[datasets.
 
 
 def arithmetic_parts(cfg: DataConfig, tokenizer, seed: int, report: dict, scratch: Path) -> tuple[Part, Part]:
-    train = encode_generated(cfg, tokenizer, arithmetic_rows(cfg.size, cfg.digits, form_of(cfg), seed), scratch)
-    held = encode_generated(cfg, tokenizer, arithmetic_held_out(cfg.eval_per_bin, cfg.digits, form_of(cfg)), scratch)
+    rows, held_out, bins = ((chain_rows, chain_held_out, cfg.chain_steps) if cfg.task == "chain" else
+                            (arithmetic_rows, arithmetic_held_out, cfg.digits))
+    train = encode_generated(cfg, tokenizer, rows(cfg.size, bins, form_of(cfg), seed), scratch)
+    held = encode_generated(cfg, tokenizer, held_out(cfg.eval_per_bin, bins, form_of(cfg)), scratch)
     parts = [check_rows(cfg, part, counts) for part, counts in ((train, report["dropped"]), (held, {}))]
     train, held = ((part, column(part, "difficulty").astype(np.int64)) for part in parts)
     return train, held
@@ -80,7 +83,7 @@ def split_parts(cfg: DataConfig, tokenizer, seed: int, source: Optional[datasets
 
 def encode_generated(cfg: DataConfig, tokenizer, rows: Rows, scratch: Path) -> datasets.Dataset:
     frame = None
-    if cfg.chat and cfg.task == "arithmetic":
+    if cfg.chat and cfg.task in ("arithmetic", "chain"):
         starts = None if cfg.prefill is None else prefills(cfg.prefill, {"problem": rows.problem}, len(rows.problem))
         frame = literal_frame(tokenizer, opening(cfg), rows.prompt, starts)
     return encode(from_rows(rows), Encoder(tokenizer, cfg, GENERATED, frame), scratch)
