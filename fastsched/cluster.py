@@ -1,5 +1,6 @@
 """`fastsched cluster`: progress while the features are computed, and the table of the clusters."""
 
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,8 @@ from fastsched.data.features import about_features, cluster_table, open_features
 from fastsched.engines.models import load_tokenizer
 from fastsched.features import compute_features, features_folder
 from fastsched.prepare import data_lines, load_data, prepare_model
+
+INTERVAL = 30.0  # seconds between lines where there is no terminal
 
 
 class RowsPerSecond(ProgressColumn):
@@ -42,8 +45,17 @@ def cluster(cfg: Config) -> int:
 def _compute(cfg: Config, model_path: Path, tokenizer, train_set: PromptSet, folder: Path, console: Console) -> None:
     columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), RowsPerSecond(), TimeRemainingColumn())
     with Progress(*columns, console=console, refresh_per_second=2, speed_estimate_period=120) as progress:
-        task = progress.add_task("rows", total=len(train_set))
-        compute_features(cfg, model_path, tokenizer, train_set, folder, lambda rows: progress.advance(task, rows))
+        task, said = progress.add_task("rows", total=len(train_set)), time.monotonic()
+
+        def advance(rows: float) -> None:
+            nonlocal said
+            progress.advance(task, rows)
+            if not console.is_terminal and time.monotonic() - said >= INTERVAL:
+                said, now = time.monotonic(), progress.tasks[0]
+                speed, left = now.speed or 0, now.time_remaining or 0
+                console.print(f"... {now.completed:,.0f} of {now.total:,} rows, {speed:,.0f} rows/s, {left:,.0f} s left")
+
+        compute_features(cfg, model_path, tokenizer, train_set, folder, advance)
 
 
 def _print_table(folder: Path, console: Console) -> None:

@@ -51,9 +51,11 @@ def test_ads_tiny_needs_clusters_and_trains_with_them(fastsched, tmp_path, rando
     assert refused.returncode == 2 and "scheduler.kind ads: needs" in refused.stderr, refused.stdout + refused.stderr
     command = re.search(r"run `fastsched (cluster .*)`", refused.stderr)[1].split()
     assert command == ["cluster", *options]
+    monkeypatch.setattr("fastsched.cluster.INTERVAL", 0.0)
     assert main(command) == 0
     first = capsys.readouterr().out
     assert "written: " in first and "mean difficulty" in first and "rows/s" in first and "200/200" in first
+    assert "... 100 of 200 rows, " in first and "s left" in first
     features = open_features(only_folder(tmp_path / "cache"))
     assert len(features.cluster) == len(features.difficulty) == len(features.embedding) == 200
     for k, n in enumerate(np.bincount(features.cluster)):

@@ -117,7 +117,7 @@ class AdsSampler:
                 f"batch with {self.cfg.ads.size} each; {self.size} are taken"]
 
     def draw(self, count: int, success: Success) -> Selection:
-        """`count` distinct rows in random order; `weights` become the bins' shares of this batch."""
+        """`count` distinct rows, at most P, in random order; `weights` become the bins' shares of this batch."""
         rows = self.deck.draw(np.array([int(self.cfg.weight_floor * count + self.rng.random())]))
         for k in self._sequence():
             if (need := count - len(rows)) == 0:

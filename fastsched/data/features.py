@@ -18,7 +18,7 @@ from fastsched.data.datasets import PromptSet
 from fastsched.data.difficulty import equal_count_bins
 from fastsched.types import Features
 
-BLOCK = 1024
+BLOCK = 1024  # another size needs another FORMAT in fastsched/features.py
 MARKER = "features.json"
 ARRAYS = ("cluster", "difficulty", "embedding")
 

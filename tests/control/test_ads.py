@@ -326,7 +326,7 @@ def test_every_prompt_keeps_being_visited_under_a_drifting_policy():
     assert resets == 2000 // 15 and widest > 8
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=12)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=7).filter(lambda m: sum(m) >= 2), st.floats(0, 1), st.integers(0, 2**32 - 1),
        st.data())
 def test_any_clusters_any_outcomes(members, floor, seed, data):
