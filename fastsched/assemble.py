@@ -16,7 +16,7 @@ from fastsched.control.scheduler import Scheduler
 from fastsched.data.datasets import PromptSet
 from fastsched.data.features import open_features, with_feature_bins
 from fastsched.data.rewards import RewardPool
-from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
+from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed, leave_distributed
 from fastsched.engines.models import load_policy, load_tokenizer, stop_token_ids
 from fastsched.engines.rollout import RolloutEngine, open_rollout
 from fastsched.engines.teacher import load_teacher
@@ -51,8 +51,7 @@ class Run:
         self.rollout.close()
         if self.learner:
             self.learner.engine.close()
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        leave_distributed()
 
 
 def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> Run:

@@ -45,6 +45,13 @@ def init_distributed() -> None:
     deepspeed.init_distributed(backend, verbose=False)
 
 
+def leave_distributed() -> None:
+    """Leave the process group, if there is one; a later `init_distributed` of this process makes a new one."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    deepspeed.utils.groups._WORLD_GROUP = None  # a clone of the group that is gone
+
+
 class DeepSpeedLearner:
     """Policy, AdamW and average under ZeRO stage 0-3. Losses are normalised by the caller over the global batch.
 

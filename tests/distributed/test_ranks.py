@@ -9,11 +9,10 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from command_line import environment
 from distributed_worker import ACCUMULATIONS, STAGES, STEPS, WORKER, resumes, splits
 
-from fastsched.engines.deepspeed_engine import init_distributed
+from fastsched.engines.deepspeed_engine import init_distributed, leave_distributed
 from fastsched.engines.tiny import random_tiny
 
 CLOSE = 5e-5  # of weights that moved by up to 4e-3; Adam turns rounding of a small gradient into such a difference
@@ -36,7 +35,7 @@ def runs(tmp_path_factory):
     done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
     resumes(model, one, two, 3, results)
-    torch.distributed.destroy_process_group()
+    leave_distributed()
     return {1: (one, [results]), 2: (two, [json.loads((two / f"results-{rank}.json").read_text()) for rank in range(2)])}
 
 

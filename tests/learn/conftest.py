@@ -1,7 +1,6 @@
 import pytest
-import torch
 
-from fastsched.engines.deepspeed_engine import init_distributed
+from fastsched.engines.deepspeed_engine import init_distributed, leave_distributed
 from fastsched.engines.tiny import random_tiny
 
 
@@ -9,4 +8,4 @@ from fastsched.engines.tiny import random_tiny
 def model_path(tmp_path_factory):
     init_distributed()
     yield random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
-    torch.distributed.destroy_process_group()
+    leave_distributed()

@@ -8,19 +8,15 @@ import torch
 from test_learner import BASE, KNOBS, MODEL, G, batch, distance, make, weights
 
 from fastsched.config import RolloutConfig
-from fastsched.engines.deepspeed_engine import init_distributed
 from fastsched.engines.models import load_policy
-from fastsched.engines.tiny import random_tiny
 from fastsched.learn import learner as learner_module
 
 SHORT = RolloutConfig(responses=G, max_new_tokens=8)
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    init_distributed()
-    yield random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
-    torch.distributed.destroy_process_group()
+def measured(stats) -> str:
+    """All statistics but the sampler's own surprisal, which is of every token."""
+    return repr(replace(stats, deciles={k: v for k, v in stats.deciles.items() if k != "surprisal"}))
 
 
 def after_one_update(model_path, tmp_path, change, *, knobs=KNOBS, rollout=SHORT, loss="dapo"):
@@ -44,7 +40,7 @@ def test_a4_a_token_that_is_not_trained_may_have_any_sampler_logp(model_path, tm
 
     plain, a = after_one_update(model_path, tmp_path, lambda r: r, knobs=cut, rollout=rollout)
     other, b = after_one_update(model_path, tmp_path, spoil, knobs=cut, rollout=rollout)
-    assert distance(plain, other) == 0 and repr(a) == repr(b) and a.kept_fraction < 1
+    assert distance(plain, other) == 0 and measured(a) == measured(b) and a.kept_fraction < 1
 
 
 def test_a4_a_trained_token_that_the_sampler_found_impossible_is_bounded(model_path, tmp_path):
