@@ -60,7 +60,7 @@ def check(sampler, kind: str, selection: Selection, expected: int, bins: np.ndar
             assert weights[available].min() >= floor / available.sum() - 1e-12
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:-1])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**31), sizes=st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(lambda sizes: sizes[-1]),
        share=st.floats(0.02, 1), fail=st.sampled_from([0.0, 0.1, 0.9, 1.0]), drift=st.floats(-0.02, 0.02))
@@ -68,6 +68,7 @@ def test_a_drive(kind, seed, sizes, share, fail, drift):
     """Exact, distinct batches and proper weights under any drift of the policy and any share of failed scores; the state, taken at a
     random step as strictly valid JSON, goes on in a fresh sampler exactly as in the old one."""
     bins, rng = np.repeat(np.arange(len(sizes)), sizes), np.random.default_rng(seed)
+    kind = "learned-clusters" if kind == "learned" and seed % 2 else kind
     prompts, resume = max(1, int(share * len(bins))), int(rng.integers(0, STEPS - RESUMED))
     make = lambda: scheduler(kind, bins, prompts, seed % 1000).sampler
     one, other = make(), None
