@@ -1,5 +1,9 @@
-import numpy as np
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
+
+from fastsched import rollouts
 from fastsched.rollouts import Rollouts, _merge
 from fastsched.types import Outcomes
 
@@ -27,3 +31,13 @@ def test_every_chosen_group_is_trained_on_the_rank_that_rolled_it_out():
 def test_a_rank_may_be_left_without_groups():
     merged = _merge([part(0, 0, 2), part(4, 0, 2)], np.array([1, 3]), 0, 2)
     assert merged.prompts == [] and merged.rewards.shape == (0, 2)
+
+
+@pytest.mark.parametrize("sleep", [True, False])
+def test_the_sampler_sleeps_after_the_last_sample_only_where_asked(monkeypatch, sleep):
+    calls = []
+    monkeypatch.setattr(rollouts, "_roll_out", lambda run, step: calls.append(step))
+    engine = SimpleNamespace(sleep=lambda: calls.append("sleep"))
+    run = SimpleNamespace(cfg=SimpleNamespace(rollout=SimpleNamespace(sleep=sleep)), rollout=engine)
+    rollouts.roll_out(run, 3)
+    assert calls == [3, "sleep"][: 1 + sleep]
