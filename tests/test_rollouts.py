@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fastsched import batches
 from fastsched.engines.weights import SyncError
 from fastsched.guards import why_stopped
 from fastsched.rollouts import Rollouts, _load_weights, _merge, gather_outcomes
@@ -36,7 +37,8 @@ def test_a_rank_may_be_left_without_groups():
 
 def one_rank(rollout=None, named=()):
     engine = SimpleNamespace(rank=0, world_size=1, all_gather=lambda value: [value], named_weights=lambda: iter(named))
-    return SimpleNamespace(learner=SimpleNamespace(engine=engine), rollout=rollout)
+    cfg = SimpleNamespace(rollout=SimpleNamespace(responses=2))
+    return SimpleNamespace(learner=SimpleNamespace(engine=engine), rollout=rollout, cfg=cfg)
 
 
 def test_c3_c10_lengths_and_truncation_are_those_of_the_responses_as_sampled():
@@ -44,7 +46,8 @@ def test_c3_c10_lengths_and_truncation_are_those_of_the_responses_as_sampled():
     reply = lambda n, reason: Response(0, (1, 2), tuple(range(n)), np.zeros(n, np.float32), reason, 0)
     replies = [reply(1, "stop"), reply(8, "length"), reply(3, "stop"), reply(8, "stop")]
     selection = Selection(np.array([7, 3]), np.array([0, 1]))
-    seen = gather_outcomes(one_rank(), selection, replies, np.array([[np.nan, 0.0], [1.0, 1.0]]))
+    mine, seen = gather_outcomes(one_rank(), selection, replies, np.array([np.nan, 0.0, 1.0, 1.0]))
+    assert np.array_equal(mine, [[np.nan, 0.0], [1.0, 1.0]], equal_nan=True)
     assert seen.lengths.tolist() == [[1, 8], [3, 8]] and seen.truncated.tolist() == [[False, True], [False, False]]
 
 
@@ -53,8 +56,9 @@ def test_c3_c10_two_ranks_outcomes_come_in_the_order_of_the_selection():
     run = one_rank()
     other = (np.array([[3.0]]), np.array([[30]]), np.array([[True]]))
     run.learner.engine.all_gather = lambda mine: [mine, other]
+    run.learner.engine.world_size, run.cfg.rollout.responses = 2, 1
     selection = Selection(np.array([5, 9]), np.array([0, 0]))
-    seen = gather_outcomes(run, selection, [Response(5, (1,), (2, 3), np.zeros(2, np.float32), "stop", 0)], np.array([[1.0]]))
+    _, seen = gather_outcomes(run, selection, [Response(5, (1,), (2, 3), np.zeros(2, np.float32), "stop", 0)], np.array([1.0]))
     assert (seen.rewards.tolist(), seen.lengths.tolist(), seen.truncated.tolist()) == ([[1.0], [3.0]], [[2], [30]], [[False], [True]])
 
 
@@ -88,3 +92,13 @@ def test_a_lost_rank_is_told_from_an_error_of_our_own():
     assert why_stopped(gloo).startswith("another rank ended") and "--resume" in why_stopped(gloo)
     with pytest.raises(RuntimeError, match="a bug"):
         why_stopped(RuntimeError("a bug"))
+
+
+@pytest.mark.parametrize("sleep", [True, False])
+def test_the_sampler_sleeps_after_the_last_sample_only_where_asked(monkeypatch, sleep):
+    calls = []
+    monkeypatch.setattr(batches, "roll_out", lambda run, step, wanted: calls.append(step))
+    scheduler, train = SimpleNamespace(kind="uniform"), SimpleNamespace(prompts_per_step=4)
+    cfg = SimpleNamespace(rollout=SimpleNamespace(sleep=sleep), scheduler=scheduler, train=train)
+    batches.train_batch(SimpleNamespace(cfg=cfg, rollout=SimpleNamespace(sleep=lambda: calls.append("sleep"))), 3)
+    assert calls == [3, "sleep"][: 1 + sleep]

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from fastsched.config import ConfigError, RolloutConfig
 from fastsched.engines.rollout import check_request, open_rollout, response_seed
 from fastsched.engines.tiny import random_tiny
-from fastsched.engines.vllm_engine import _require_possible, sampled_logp
+from fastsched.engines.vllm_engine import VllmRollout, _require_possible, sampled_logp
 from fastsched.engines.weights import SyncError, checked, expected_shapes, first_difference, layer_fingerprints
 from fastsched.types import Sampling
 
@@ -127,3 +127,16 @@ def test_sleep_refuses_an_allocator_that_it_cannot_work_with(monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     with pytest.raises(ConfigError, match="rollout.sleep: .*expandable_segments"):
         _require_possible(RolloutConfig(sleep=True), on_cpu=False)
+
+
+def test_a_sleeping_engine_is_woken_before_weights_are_written(tmp_path):
+    """H3: what is written into a sleeping engine is lost. Sleep itself needs CUDA; the order of the calls does not."""
+    folder, calls = random_tiny(tmp_path, tied=True, seed=0), []
+    record = lambda name: lambda *given, **named: calls.append(given[0] if name == "collective_rpc" else name)
+    engine = VllmRollout.__new__(VllmRollout)
+    engine._failed_version, engine._asleep, engine.dtype, engine._shapes = None, False, torch.float32, expected_shapes(folder)
+    engine._llm = SimpleNamespace(**{n: record(n) for n in ("sleep", "wake_up", "collective_rpc", "apply_model", "reset_prefix_cache")})
+    engine.sleep()
+    engine.load_weights([], 1)
+    engine.load_weights([], 2)
+    assert calls == ["sleep", "wake_up", *["reload_weights", "apply_model", "reset_prefix_cache"] * 2]
