@@ -4,8 +4,9 @@ from fastsched.engines.deepspeed_engine import init_distributed, leave_distribut
 from fastsched.engines.tiny import random_tiny
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model_path(tmp_path_factory):
+    """A tiny random model, and one process group for all modules here: DeepSpeed keeps groups of its own and survives no second one."""
     init_distributed()
     yield random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
     leave_distributed()

@@ -170,3 +170,14 @@ def test_a_gated_update_follows_its_window_over_the_whole_response(model_path, t
         entropies.append(-(p.exp() * p).sum(-1))
         assert chosen(p, r).shape == entropies[-1].shape
     assert stats.entropy_quantile == pytest.approx(float(torch.cat(entropies).quantile(0.5)), abs=2 / 256)
+
+
+def test_bins_and_copies_are_the_same_at_every_zero_stage(model_path, tmp_path):
+    found = []
+    for stage in (0, 1, 3):
+        cfg = replace(BASE, zero_stage=stage, kl="exact", reference="copy")
+        learner = make(model_path, tmp_path, cfg, scheduler=SchedulerConfig(copy_every=2), snr_bins=True)
+        learner.update(*batch(model_path, 1), KNOBS, 1)
+        found.append(learner.update(*batch(model_path, 2), replace(KNOBS, copy_reference=True), 2))
+    for stats in found:
+        assert stats.snr_bins == pytest.approx(found[0].snr_bins, rel=1e-3) and stats.kl < 1e-6
