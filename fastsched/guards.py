@@ -25,8 +25,9 @@ def why_stopped(error: RuntimeError) -> str:
     if isinstance(error, (NonFiniteLimit, SyncError, CheckpointError, Disagreement)):
         return str(error)
     if LOST.search(str(error)):
-        return (f"another rank ended or cannot be reached any more ({_short(str(error).splitlines()[0], 160)}); its own log-rankN.txt "
-                "(log.txt: rank 0) says why. The checkpoints are untouched: continue with --resume")
+        reason = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0])  # without the line of the library's source
+        return (f"another rank ended or cannot be reached any more ({_short(reason, 160)}); its own log-rankN.txt (log.txt: rank 0) "
+                "says why. The checkpoints are untouched: continue with --resume")
     raise error
 
 
