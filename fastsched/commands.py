@@ -33,6 +33,8 @@ def train(cfg: Config, run_dir: Path, *, resume: bool) -> int:
 
 def _train(cfg: Config, run_dir: Path, *, resume: bool) -> int:
     is_main = int(os.environ.get("RANK", 0)) == 0
+    if resume:
+        _require_run(run_dir)
     damaged: list[str] = []
     checkpoint = _resume_point(run_dir, damaged.append) if resume and is_main else None
     if not resume and (run_dir / "metrics.csv").exists():
@@ -71,9 +73,13 @@ def _finish(log: RunLog, cfg: Config, run_dir: Path) -> None:
 
 def _resume_point(run_dir: Path, say) -> Path | None:
     """The newest intact checkpoint; `say` hears of newer ones that are damaged."""
+    _require_run(run_dir)
+    return newest_intact(run_dir, say)
+
+
+def _require_run(run_dir: Path) -> None:
     if not (run_dir / "config.yaml").exists():
         raise ConfigError(f"--resume: {run_dir} holds no run; start one without --resume")
-    return newest_intact(run_dir, say)
 
 
 def _say_what_resumes(log: RunLog, cfg: Config, run_dir: Path, checkpoint: Path | None, damaged: list[str]) -> None:

@@ -1,5 +1,6 @@
 """What ends a run before its last step: interrupts, guards, ranks that disagree, ranks that are gone."""
 
+import os
 import re
 import signal
 from dataclasses import asdict
@@ -25,9 +26,10 @@ def why_stopped(error: RuntimeError) -> str:
     """The message of an error that ends a run with exit code 3; any other error is raised again."""
     if isinstance(error, (NonFiniteLimit, SyncError, ServerError, CheckpointError, Disagreement)):
         return str(error)
-    if LOST.search(str(error)):
-        return (f"another rank ended or cannot be reached any more ({_short(str(error).splitlines()[0], 160)}); its own log-rankN.txt "
-                "(log.txt: rank 0) says why. The checkpoints are untouched: continue with --resume")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and LOST.search(str(error)):
+        reason = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0])  # without the line of the library's source
+        return (f"another rank ended or cannot be reached any more ({_short(reason, 160)}); its own log-rankN.txt (log.txt: rank 0) "
+                "says why. The checkpoints are untouched: continue with --resume")
     raise error
 
 

@@ -92,7 +92,7 @@ def test_what_cannot_run_here_is_named(fastsched, tmp_path, random_model):
 
 def test_run_folder_and_console(fastsched, tmp_path, random_model):
     run = tmp_path / "run"
-    done = fastsched(*small(random_model, run, "--log.plots", "true"))
+    done = fastsched(*small(random_model, run, "--log.plots", "true", "--train.keep_best", "success"))
     assert done.returncode == 0, done.stderr
     for name in ("config.yaml", "environment.json", "metrics.csv", "metrics.jsonl", "samples.jsonl", "evals.jsonl", "log.txt",
                  "report.html", "checkpoints/step-2/COMPLETE", "tensorboard", "plots"):
@@ -100,6 +100,8 @@ def test_run_folder_and_console(fastsched, tmp_path, random_model):
     assert done.stdout.strip().splitlines()[-1] == str(run / "report.html")
     assert "1 digit" in done.stdout and "lambda_KL" in done.stdout and "get_accelerator" not in done.stdout
     assert "get_accelerator" in (run / "log.txt").read_text()  # the noise went there
+    marker = json.loads((run / "checkpoints/step-2/COMPLETE").read_text())
+    assert marker["score"] == float(rows(run)[-1]["success_ema"]) and marker["ranks"] == 1
     again = fastsched(*small(random_model, run))
     assert again.returncode == 2 and "already holds a run" in again.stderr
 
@@ -181,23 +183,37 @@ def test_interrupt_checkpoints_and_resumes(fastsched, tmp_path, random_model):
     assert len(rows(run)) == step + 1
 
 
+def best_step(run: Path) -> int:
+    """Of two evaluated steps the one with the higher accuracy over all prompts, the later of equals."""
+    records = [json.loads(line) for line in (run / "evals.jsonl").read_text().splitlines()]
+    accuracy = {r["step"]: sum(r["accuracy"][b] * n for b, n in r["n"].items()) / sum(r["n"].values()) for r in records if r["step"]}
+    for folder in (run / "checkpoints").iterdir():
+        marker = json.loads((folder / "COMPLETE").read_text())
+        assert marker["score"] == pytest.approx(accuracy[marker["step"]])
+    return max(accuracy, key=lambda step: (round(accuracy[step], 9), step))
+
+
 def test_eval_and_export(fastsched, tmp_path, random_model):
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
     run = tmp_path / "run"
-    assert fastsched(*small(random_model, run, "--reward.kind", "graded:score"), **graded(tmp_path)).returncode == 0
+    kept = ("--train.keep_best", "accuracy", "--train.eval_every", "1", "--train.checkpoint_every", "1", "--train.keep_checkpoints", "1")
+    done = fastsched(*small(random_model, run, "--reward.kind", "graded:score", *kept), **graded(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    best = best_step(run)
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {"step-2", f"step-{best}"}
     files = {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
     done = fastsched("eval", str(run), **graded(tmp_path))
     assert done.returncode == 0 and "held-out accuracy at step 2: 1 digit" in done.stdout, done.stdout + done.stderr
     assert files == {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
-    for flag, name in (((), "policy"), (("--average",), "average")):
-        out = tmp_path / name
+    for flag, name, step in (((), "policy", 2), (("--average",), "average", 2), (("--best",), "policy", best)):
+        out = tmp_path / "-".join((name, *flag)) if "--best" in flag else tmp_path / name
         done = fastsched("export", str(run), "--out", str(out), *flag)
         assert done.returncode == 0 and done.stdout.strip() == str(out), done.stderr
         model = AutoModelForCausalLM.from_pretrained(out)
-        saved = load_file(run / f"checkpoints/step-2/{name}.safetensors")
+        saved = load_file(run / f"checkpoints/step-{step}/{name}.safetensors")
         assert all(torch.equal(p, saved[n]) for n, p in model.named_parameters())
     assert not torch.equal(load_file(tmp_path / "policy/model.safetensors")["model.norm.weight"],
                            load_file(tmp_path / "average/model.safetensors")["model.norm.weight"])

@@ -73,3 +73,11 @@ def test_run_scorer_names_what_came_back(value, kind):
     assert found == kind
     assert (reward == value) == (kind == "ok")
     assert bool(message) == (kind != "ok")
+
+
+def test_what_a_row_says_is_read_as_literals_and_never_run(tmp_path):
+    """Code comes from the configuration alone: an entry out of a data file that is an expression is an error of its response."""
+    expression = f"__import__('pathlib').Path({str(tmp_path / 'ran')!r}).touch()"
+    scorer = load_scorer("task", "reasoning-gym:chain_sum")
+    kind, reward, message = run_scorer(scorer, "", "1", "1", {"task": "chain_sum", "entry": expression})
+    assert kind == "raised" and "malformed" in message and not (tmp_path / "ran").exists()
