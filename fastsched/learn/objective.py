@@ -54,6 +54,7 @@ class Objective:
             advantage=tokens.advantage, token_weight=tokens.weight, old_logp=tokens.old_logp,
             ref_hidden=None if reference is None else reference.hidden,
             ref_weight=None if reference is None else reference.weight,
+            ref_bias=None if reference is None else reference.bias,
             kl=self.learner.kl, kl_coef=self.knobs.kl_coef, entropy_coef=self.knobs.entropy_coef,
             clip=self.learner.clip, dual_clip=self.learner.dual_clip, surrogate="cispo" if self.learner.loss == "cispo" else "clip",
             level="sequence" if self.learner.loss == "gspo" else "token", sequence=tokens.response,

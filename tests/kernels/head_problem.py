@@ -12,7 +12,8 @@ N, H, V = 37, 24, 101
 def problem(dtype=torch.float64, n=N, v=V, seed=0):
     g = seeded(seed)
     rand = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
-    tensors = dict(hidden=rand(n, H), weight=rand(v, H) * 0.5, bias=rand(v), ref_hidden=rand(n, H), ref_weight=rand(v, H) * 0.5)
+    tensors = dict(hidden=rand(n, H), weight=rand(v, H) * 0.5, bias=rand(v), ref_hidden=rand(n, H), ref_weight=rand(v, H) * 0.5,
+                   ref_bias=rand(v))
     tensors = {k: x.to(dtype) for k, x in tensors.items()}
     numbers = dict(advantage=rand(n), token_weight=torch.rand(n, generator=g, dtype=torch.float64) / n)
     logits = tensors["hidden"].double() @ tensors["weight"].double().t()
@@ -25,7 +26,9 @@ def truth(tensors, target, options, dtype=torch.float64, upstream=1.0):
     """(loss, per-row results, gradients) by autograd on the whole [N, V]."""
     leaves = {k: tensors[k].to(dtype).detach().requires_grad_() for k in ("hidden", "weight", "bias") if k in tensors}
     logits = leaves["hidden"] @ leaves["weight"].t() + leaves.get("bias", 0.0)
-    ref = tensors["ref_hidden"].to(dtype) @ tensors["ref_weight"].to(dtype).t() if "ref_hidden" in tensors else None
+    ref = None
+    if "ref_hidden" in tensors:
+        ref = tensors["ref_hidden"].to(dtype) @ tensors["ref_weight"].to(dtype).t() + tensors["ref_bias"].to(dtype)
     o = {k: x for k, x in options.items() if k not in ("level", "compute")}
     temperature, softcap = o.pop("temperature", 1.0), o.pop("softcap", None)
     clip, dual = o.pop("clip", (0.2, 0.2)), o.pop("dual_clip", None)
