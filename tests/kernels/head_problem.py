@@ -12,14 +12,15 @@ N, H, V = 37, 24, 101
 def problem(dtype=torch.float64, n=N, v=V, seed=0):
     g = seeded(seed)
     rand = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
-    tensors = dict(hidden=rand(n, H), weight=rand(v, H) * 0.5, bias=rand(v), ref_hidden=rand(n, H), ref_weight=rand(v, H) * 0.5,
-                   ref_bias=rand(v))
+    tensors = dict(hidden=rand(n, H), weight=rand(v, H) * 0.5, bias=rand(v), ref_hidden=rand(n, H), ref_weight=rand(v, H) * 0.5)
     tensors = {k: x.to(dtype) for k, x in tensors.items()}
     numbers = dict(advantage=rand(n), token_weight=torch.rand(n, generator=g, dtype=torch.float64) / n)
     logits = tensors["hidden"].double() @ tensors["weight"].double().t()
     target = torch.randint(v, (n,), generator=g)
     base = torch.log_softmax(logits, -1).gather(-1, target[:, None]).squeeze(-1)
-    return tensors, numbers, target, base + 0.3 * rand(n), base + 0.3 * rand(n)
+    old, ref_logp = base + 0.3 * rand(n), base + 0.3 * rand(n)
+    tensors["ref_bias"] = rand(v).to(dtype)
+    return tensors, numbers, target, old, ref_logp
 
 
 def truth(tensors, target, options, dtype=torch.float64, upstream=1.0):
