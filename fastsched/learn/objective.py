@@ -89,6 +89,7 @@ class Objective:
             advantage=tokens.advantage, token_weight=tokens.weight, old_logp=tokens.old_logp,
             ref_hidden=None if reference is None else reference.hidden,
             ref_weight=None if reference is None else reference.weight,
+            ref_bias=None if reference is None else reference.bias,
             kl="k1" if teacher else cfg.kl, kl_coef=0.0 if teacher else kl_coef,  # of the teacher, for the log
             distill=1.0 if cfg.loss == "opd" else cfg.distill, entropy_coef=self.knobs.entropy_coef,
             clip=cfg.clip, dual_clip=cfg.dual_clip, surrogate="cispo" if cfg.loss == "cispo" else "clip",

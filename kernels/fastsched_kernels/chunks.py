@@ -26,6 +26,7 @@ class Head(NamedTuple):
     rows: ModuleType  # the implementation
     ref_hidden: Optional[Tensor] = None  # [R, H']
     ref_weight: Optional[Tensor] = None  # [V, H']
+    ref_bias: Optional[Tensor] = None  # [V]
     ref_rows: bool = False  # the reference enters row by row (exact KL) ...
     ref_target: bool = False  # ... or through its log-probability of the target
     filter_eps: float = 0.0
@@ -196,9 +197,9 @@ def chunks(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], head: Head):
         ref, ref_logp = None, None
         if head.ref_rows or head.ref_target:
             ref_x = head.ref_hidden[rows].detach()
-            ref = _logits(ref_x, ref_w, None, ref_buffer)
+            ref = _logits(ref_x, ref_w, head.ref_bias, ref_buffer)
         if head.ref_target:
-            fine = target_logit(ref_x, ref_w, None, target)
+            fine = target_logit(ref_x, ref_w, head.ref_bias, target)
             ref_logp = head.rows.row_stats(ref, target, None, temperature, head.softcap, fine).logp
         z = _logits(x, w, bias, buffer)
         yield (

@@ -52,6 +52,7 @@ def policy_loss(
     old_logp: Optional[Tensor] = None,
     ref_hidden: Optional[Tensor] = None,
     ref_weight: Optional[Tensor] = None,
+    ref_bias: Optional[Tensor] = None,
     ref_logp: Optional[Tensor] = None,
     kl: KLKind = "none",
     kl_coef: Number = 0.0,
@@ -78,8 +79,8 @@ def policy_loss(
     dtype of their tensor. target [N] int64. Every `Number` is a runtime scalar or an fp32 tensor [N]. There is no mean
     and no collective: token_weight carries mask and global denominator.
     old_logp [N]: None is on-policy, the ratio is 1 with its gradient. kl: "k1", "k2", "k3" on the sampled token, from
-    ref_logp [N] or from ref_hidden [N, H'] and ref_weight [V, H']; "exact" over the vocabulary, which needs the latter
-    two. clip: lower and upper distance from 1, None is off. distill adds distill * (ref_logp - logp), detached, to the
+    ref_logp [N] or from ref_hidden [N, H'] and ref_weight [V, H'] (and ref_bias [V]); "exact" over the vocabulary, which needs the
+    hidden states. clip: lower and upper distance from 1, None is off. distill adds distill * (ref_logp - logp), detached, to the
     advantage. level="sequence" takes the ratio of whole sequences (GSPO) from `sequence` [N] int64, over their rows of
     weight > 0. Rows of token_weight 0 get no loss and no gradient, whatever they hold (NaN, target -100); with
     `skip_flat` so do rows whose advantage, kl_coef and entropy_coef are all 0, as their loss has no gradient. Neither
@@ -117,6 +118,7 @@ def policy_loss(
     head = head._replace(
         ref_hidden=pick(ref_hidden, rows),
         ref_weight=ref_weight,
+        ref_bias=ref_bias,
         ref_rows=kl == "exact",
         ref_target=needs_logp,
         filter_eps=filter_eps,
@@ -172,6 +174,7 @@ def linear_token_loss(
     keep: Optional[Tensor] = None,
     ref_hidden: Optional[Tensor] = None,
     ref_weight: Optional[Tensor] = None,
+    ref_bias: Optional[Tensor] = None,
     temperature: Number = 1.0,
     softcap: Optional[float] = None,
     bias: Optional[Tensor] = None,
@@ -195,7 +198,8 @@ def linear_token_loss(
     check_shapes(hidden, weight, target, ref_hidden, ref_weight)
     rows = None if keep is None or bool(keep.all()) else keep.nonzero().squeeze(-1)
     head = _head(hidden, weight, target, rows, temperature, softcap, chunk_rows, implementation)
-    head = head._replace(ref_hidden=pick(ref_hidden, rows), ref_weight=ref_weight, ref_rows=ref_hidden is not None, filter_eps=filter_eps)
+    head = head._replace(ref_hidden=pick(ref_hidden, rows), ref_weight=ref_weight, ref_bias=ref_bias, ref_rows=ref_hidden is not None,
+                         filter_eps=filter_eps)
     tokens = {k: pick(v, rows) for k, v in (tokens or {}).items()}
 
     def step(c: Chunk, backward: bool) -> PolicyRows:
@@ -222,6 +226,7 @@ def linear_token_stats(
     *,
     ref_hidden: Optional[Tensor] = None,
     ref_weight: Optional[Tensor] = None,
+    ref_bias: Optional[Tensor] = None,
     temperature: Number = 1.0,
     softcap: Optional[float] = None,
     bias: Optional[Tensor] = None,
@@ -237,7 +242,7 @@ def linear_token_stats(
     check_shapes(hidden, weight, target, ref_hidden, ref_weight)
     head = _head(hidden, weight, target, None, temperature, softcap, chunk_rows, implementation)
     with_ref = ref_hidden is not None
-    head = head._replace(ref_hidden=ref_hidden, ref_weight=ref_weight, ref_rows=with_ref, ref_target=with_ref)
+    head = head._replace(ref_hidden=ref_hidden, ref_weight=ref_weight, ref_bias=ref_bias, ref_rows=with_ref, ref_target=with_ref)
     return LinearStats(*Recompute.apply(hidden, weight, bias, head))
 
 

@@ -18,14 +18,18 @@ def problem(dtype=torch.float64, n=N, v=V, seed=0):
     logits = tensors["hidden"].double() @ tensors["weight"].double().t()
     target = torch.randint(v, (n,), generator=g)
     base = torch.log_softmax(logits, -1).gather(-1, target[:, None]).squeeze(-1)
-    return tensors, numbers, target, base + 0.3 * rand(n), base + 0.3 * rand(n)
+    old, ref_logp = base + 0.3 * rand(n), base + 0.3 * rand(n)
+    tensors["ref_bias"] = rand(v).to(dtype)
+    return tensors, numbers, target, old, ref_logp
 
 
 def truth(tensors, target, options, dtype=torch.float64, upstream=1.0):
     """(loss, per-row results, gradients) by autograd on the whole [N, V]."""
     leaves = {k: tensors[k].to(dtype).detach().requires_grad_() for k in ("hidden", "weight", "bias") if k in tensors}
     logits = leaves["hidden"] @ leaves["weight"].t() + leaves.get("bias", 0.0)
-    ref = tensors["ref_hidden"].to(dtype) @ tensors["ref_weight"].to(dtype).t() if "ref_hidden" in tensors else None
+    ref = None
+    if "ref_hidden" in tensors:
+        ref = tensors["ref_hidden"].to(dtype) @ tensors["ref_weight"].to(dtype).t() + tensors["ref_bias"].to(dtype)
     o = {k: x for k, x in options.items() if k not in ("level", "compute")}
     temperature, softcap = o.pop("temperature", 1.0), o.pop("softcap", None)
     clip, dual = o.pop("clip", (0.2, 0.2)), o.pop("dual_clip", None)

@@ -165,6 +165,7 @@ def test_stats_match_the_reference():
     options = {"temperature": 0.5 + per_token, "softcap": 3.0}
     out = linear_token_stats(tensors["hidden"], tensors["weight"], target, **rest, **options, chunk_rows=7)
     logits, ref = (tensors[a] @ tensors[b].t() for a, b in (("hidden", "weight"), ("ref_hidden", "ref_weight")))
+    ref = ref + tensors["ref_bias"]
     true = reference.token_stats(logits + tensors["bias"], target, ref_logits=ref, **options)
     for k in ("logp", "entropy", "kl"):
         torch.testing.assert_close(getattr(out, k), getattr(true, k))
@@ -197,7 +198,7 @@ def test_bad_input_is_named(options, error, words):
 def test_a_users_loss_costs_what_it_says_and_equals_the_built_in_one():
     tensors, numbers, target, old, _ = problem()
     keep = torch.arange(N) % 4 != 0
-    rest = {k: tensors[k] for k in ("ref_hidden", "ref_weight", "bias")}
+    rest = {k: tensors[k] for k in ("ref_hidden", "ref_weight", "ref_bias", "bias")}
 
     def loss(logp, entropy, kl, tokens):
         return tokens["weight"] * (-tokens["advantage"] * (logp - tokens["old"]).exp() + 0.3 * kl - 0.1 * entropy)
@@ -246,7 +247,7 @@ def test_statistics_carry_any_upstream_gradient(implementation):
                 stats = linear_token_stats(**leaves, target=target, **refs, chunk_rows=9, implementation=implementation)
             else:
                 logits = leaves["hidden"] @ leaves["weight"].t() + leaves["bias"]
-                stats = reference.token_stats(logits, target, ref_logits=refs["ref_hidden"] @ refs["ref_weight"].t())
+                stats = reference.token_stats(logits, target, ref_logits=refs["ref_hidden"] @ refs["ref_weight"].t() + refs["ref_bias"])
             read(stats).backward()
             grads.append([leaves[k].grad.double() for k in leaves])
         torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
