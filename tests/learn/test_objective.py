@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from plain import BASE, KNOBS, MODEL, ROLLOUT, assert_same, batch, chosen, difference, gradient, logits_of, make, plain_gradient, suffix
+from transformers import PhiConfig, PhiForCausalLM
 
 from fastsched.config import KlGateConfig, SchedulerConfig, TemporalConfig
 from fastsched.engines.models import load_policy
@@ -232,3 +233,15 @@ def test_fused_and_reference_heads_agree(model_path, teacher_path, tmp_path, nam
     assert_same(ours, truth)
     for field in ("loss", "entropy", "kl", "clip_fraction", "correction_mean", "entropy_quantile"):
         assert getattr(a, field) == pytest.approx(getattr(b, field), rel=1e-4, abs=1e-5, nan_ok=True), field
+
+
+def test_a_head_with_bias_has_no_kl_to_its_own_copy(tmp_path, model_path):
+    """The averaged policy's logits take its bias as well: before the first update it is the policy itself."""
+    config = PhiConfig(vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+                       max_position_embeddings=64)
+    model = PhiForCausalLM(config)
+    torch.nn.init.normal_(model.lm_head.bias)
+    model.save_pretrained(tmp_path / "phi")
+    responses, rewards = batch(tmp_path / "phi")
+    stats = make(tmp_path / "phi", tmp_path, replace(BASE, kl="exact")).update(responses, rewards, replace(KNOBS, kl_coef=0.1), 1)
+    assert stats.kl == pytest.approx(0.0, abs=1e-6) and stats.entropy > 1
