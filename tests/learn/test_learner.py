@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from process_group import leave
 
 from fastsched.config import Config, LearnerConfig, ModelConfig, RolloutConfig, SchedulerConfig, TemporalConfig
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
@@ -25,7 +26,7 @@ P, G = 5, 4
 def model_path(tmp_path_factory):
     init_distributed()
     yield random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def batch(seed=0):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from process_group import leave
 from test_learner import BASE, KNOBS, MODEL, G, batch, distance, make, weights
 
 from fastsched.config import RolloutConfig
@@ -20,7 +21,7 @@ SHORT = RolloutConfig(responses=G, max_new_tokens=8)
 def model_path(tmp_path_factory):
     init_distributed()
     yield random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def after_one_update(model_path, tmp_path, change, *, knobs=KNOBS, rollout=SHORT, loss="dapo"):
