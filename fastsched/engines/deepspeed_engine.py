@@ -2,6 +2,7 @@
 
 import copy
 import os
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple, Optional
@@ -19,10 +20,9 @@ from fastsched.config import ConfigError, LearnerConfig, ModelConfig
 from fastsched.engines.bin_squares import BinSquares
 from fastsched.engines.master import MasterShards
 from fastsched.engines.policy import Policy, weight_names
+from fastsched.engines.reference import ReferenceNetwork
 from fastsched.engines.shards import KINDS, ShardReader, write_shards
 from fastsched.types import Head, MicroBatch
-
-REFERENCE = "reference.safetensors"
 
 
 class StepResult(NamedTuple):
@@ -64,7 +64,8 @@ class DeepSpeedLearner:
         self.rank, self.world_size = comm.get_rank(), comm.get_world_size()
         self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
         reference = copy.deepcopy(model) if cfg.kl != "none" else teacher  # the configuration allows one of them
-        self.reference = None if reference is None else Policy(reference).requires_grad_(False).eval().to(self.device)
+        self.reference = None if reference is None else ReferenceNetwork(reference, zero_stage=cfg.zero_stage, dtype=self.dtype,
+                                                                         device=self.device)
         self.follows_average = cfg.reference == "average" and teacher is None
         policy = Policy(model)
         optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr, betas=cfg.betas, weight_decay=cfg.weight_decay, fused=True)
@@ -96,15 +97,10 @@ class DeepSpeedLearner:
         """Forward, fused loss and backward of one micro-batch; returns what `loss` returned (it has a scalar `.loss`)."""
         self._micro_squares.append(torch.zeros((), dtype=torch.float64, device=self.device))
         self._bins.begin(micro.bin)
-        other = self.reference_head(micro) if reference else None
-        out = self.engine(micro, lambda head: loss(head, other))
-        self.engine.backward(out.loss * self.world_size)
+        with self.reference.head(micro) if reference else nullcontext() as other:
+            out = self.engine(micro, lambda head: loss(head, other))
+            self.engine.backward(out.loss * self.world_size)
         return out
-
-    @torch.no_grad()
-    def reference_head(self, micro: MicroBatch) -> Head:
-        """Hidden states of the trained tokens under the reference (average, copy or teacher), and its head."""
-        return self.reference(micro, lambda head: head)
 
     @torch.no_grad()
     def score(self, micro: MicroBatch, score: Callable[[Head], torch.Tensor]) -> torch.Tensor:
@@ -157,16 +153,14 @@ class DeepSpeedLearner:
         """Copy the average into the reference policy's working weights."""
         if self.reference is None:
             return
-        target = dict(weight_names(self.reference))
-        for name, value in self.average_weights():
-            target[name].copy_(value)
+        if self.reference.partitioned:
+            self.reference.take_shards(self.average, self.master.layout())
+        else:
+            self.reference.take(self.average_weights())
 
-    @torch.no_grad()
     def copy_reference(self) -> None:
         """The reference becomes the policy as it is now."""
-        target = dict(weight_names(self.reference))
-        for name, value in self.named_weights():
-            target[name].copy_(value)
+        self.reference.take(self.named_weights())
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(Hugging Face name, full working weight), one at a time; every rank gets all of them."""
@@ -209,16 +203,16 @@ class DeepSpeedLearner:
         flat = lambda shards: [shard.reshape(-1) for shard in shards]
         state = dict(zip(KINDS, (flat(self.master.shards()), first, second, flat(self.average)), strict=True))
         failures = [_failure(partial(write_shards, folder / f"shards-{self.rank}.safetensors", state, self.master.layout(), step))]
-        for name, weights, dtype in (("policy", self.named_weights(), self.dtype), ("average", self.average_weights(), torch.float32)):
+        files = [("policy", self.named_weights(), self.dtype), ("average", self.average_weights(), torch.float32)]
+        if self.cfg.reference == "copy":
+            files.append(("reference", self.reference.named_weights(), self.dtype))
+        for name, weights, dtype in files:
             full = {}
             for n, w in weights:
                 if self.rank == 0:
                     full[n] = w.to("cpu", dtype, copy=True).contiguous()
             if self.rank == 0:
                 failures.append(_failure(partial(save_file, full, folder / f"{name}.safetensors", metadata={"format": "pt"})))
-        if self.cfg.reference == "copy" and self.rank == 0:
-            copied = {n: p.detach().to("cpu", copy=True) for n, p in weight_names(self.reference)}
-            failures.append(_failure(partial(save_file, copied, folder / REFERENCE)))
         if any(failures):
             raise OSError(next(filter(None, failures)))
 
@@ -236,18 +230,17 @@ class DeepSpeedLearner:
         if self.follows_average:
             self.refresh_reference()
         elif self.cfg.reference == "copy":
-            self._load_reference(folder / REFERENCE)
+            self._load_reference(folder / "reference.safetensors")
         return ranks
 
-    @torch.no_grad()
     def _load_reference(self, file: Path) -> None:
         if not file.exists():
             raise ConfigError(f"--resume: {file.parent} holds no reference copy; it was written with learner.reference average")
-        target = dict(weight_names(self.reference))
-        for name, value in load_file(file).items():
-            target[name].copy_(value)
+        self.reference.take(iter(load_file(file).items()))
 
     def close(self) -> None:
+        if self.reference:
+            self.reference.close()
         self.engine.destroy()
 
 

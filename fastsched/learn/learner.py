@@ -132,7 +132,7 @@ class Learner:
         credit = self._credit(responses, rewards, lengths, entropy, knobs, step)
         old = self._old_logp(responses, lengths, objective, scores, credit.keep)
         cuts, group = np.cumsum(lengths)[:-1], rewards.shape[1]
-        split = lambda values: [None] * len(lengths) if values is None else np.split(values, cuts)
+        split = lambda values: [None] * len(lengths) if values is None else np.split(values, cuts)[:len(lengths)]  # [] of no response
         columns = zip(split(credit.keep), split(credit.advantage), split(old), split(credit.kl_scale), strict=True)
         return [
             Sample(i // group, r.prompt_ids, r.token_ids, r.logp, advantage, keep, 0.0, old_logp, kl_scale, self._bin(r.row))

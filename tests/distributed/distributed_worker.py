@@ -39,7 +39,7 @@ def batch(step: int) -> tuple[list[Response], np.ndarray, Knobs]:
         for _ in range(G):
             n = int(rng.integers(1, 10))
             responses.append(Response(row, prompt, tuple(rng.integers(5, 200, n).tolist()), rng.normal(-2, 1, n).astype(np.float32),
-                                      "stop", 0))
+                                      "stop", step - 1))
     rewards = rng.random((P, G))
     if step == 3:
         rewards[1::2] = np.nan

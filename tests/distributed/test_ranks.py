@@ -15,7 +15,7 @@ from distributed_worker import ACCUMULATIONS, STAGES, STEPS, WORKER, resumes, sp
 from fastsched.engines.deepspeed_engine import init_distributed, leave_distributed
 from fastsched.engines.tiny import random_tiny
 
-CLOSE = 5e-5  # of weights that moved by up to 4e-3; Adam turns rounding of a small gradient into such a difference
+CLOSE = 5e-5  # after four updates at lr 1e-3; Adam turns rounding of a small gradient into such a difference
 TOGETHER = ("loss", "entropy", "kl", "drift", "grad_norm", "ratio_deviation", "kept_fraction", "flat_groups", "clip_fraction")
 
 
