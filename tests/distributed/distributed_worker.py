@@ -110,7 +110,8 @@ def splits(model: str, out: Path, results: dict) -> None:
             after = tensors(learner)
             np.savez(out / f"{name} rank {engine.rank}.npz", **after)
             results[name] = {"stats": stats + more, "counts": counts + last,
-                             "moved": {n: bool((after[n] != before[n]).any()) for n in after}}
+                             "moved": {n: bool((after[n] != before[n]).any()) for n in after},
+                             "reference": sum(p.numel() for p in engine.reference.policy.parameters())}
             engine.close()
 
 

@@ -89,6 +89,14 @@ def test_g1_the_average_moves_with_every_parameter(runs, stage):
         assert len(moved) == 2 * sum(name.startswith("average.") for name in moved) and all(moved.values())
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_reference_is_whole_below_stage_3_and_partitioned_there(runs, ranks):
+    """Between two uses no rank holds a whole parameter of it; that it follows the average is in the KL of every step above."""
+    for results in runs[ranks][1]:
+        held = [results[name_of(stage, 1)]["reference"] for stage in STAGES]
+        assert held[0] == held[1] == held[2] > 1e5 and held[3] == 0
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_both_ranks_hold_and_report_the_same_bits(runs, stage):
     """B4, K2: statistics and weights are reduced once and then equal, not nearly equal."""
