@@ -182,7 +182,7 @@ def load_arrays(folder: Path) -> dict[str, np.ndarray]:
     """The `arrays` of a checkpoint, empty when it has none."""
     if not (folder / ARRAYS).exists():
         return {}
-    with np.load(folder / ARRAYS, allow_pickle=False) as file:
+    with np.load(folder / ARRAYS) as file:
         return dict(file)
 
 

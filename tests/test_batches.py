@@ -61,6 +61,12 @@ def run(assembled):
     return assembled
 
 
+def at_step(run, step: int):
+    """The batch of a step, whose sampler has taken over the weights of the step before."""
+    run.rollout.weight_version = step - 1
+    return train_batch(run, step)
+
+
 def of(run, scheduler: SchedulerConfig):
     """The run under another sampler, with an empty buffer; the sampler's calls are recorded in `run.calls`."""
     rng = np.random.default_rng(0)
@@ -80,7 +86,7 @@ def of(run, scheduler: SchedulerConfig):
 
 
 def take_step(run, step, train=True):
-    rolled = train_batch(run, step)
+    rolled = at_step(run, step)
     if train:
         stats = run.learner.update(rolled.responses, rolled.rewards, run.scheduler.knobs(), step)
         run.rollout.load_weights(run.learner.engine.named_weights(), step)
@@ -194,13 +200,13 @@ def test_dots_replay_share_is_what_the_option_says(run, share, new):
 def test_a_resumed_buffer_goes_on_as_if_nothing_had_happened(run, scheduler):
     one, two = of(run, scheduler), of(run, scheduler)
     for step in range(1, 4):
-        rolled = train_batch(one, step)
+        rolled = at_step(one, step)
         one.scheduler.observe(rolled.outcomes, STATS)
     two.scheduler.load_state_dict(json.loads(json.dumps(one.scheduler.state_dict(), allow_nan=False)))
     two.buffer.load(one.buffer.arrays())
     assert len(two.buffer) > 0
     for step in range(4, 6):
-        a, b = train_batch(one, step), train_batch(two, step)
+        a, b = at_step(one, step), at_step(two, step)
         assert [(r.row, r.token_ids, r.weight_version, r.logp.tobytes()) for r in a.responses] == \
                [(r.row, r.token_ids, r.weight_version, r.logp.tobytes()) for r in b.responses]
         np.testing.assert_array_equal(a.rewards, b.rewards)

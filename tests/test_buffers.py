@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from one_array import OneArray
 
 from fastsched.buffers import Group, GroupBuffer, make_buffer
 from fastsched.checkpoint import load_arrays, save_checkpoint
@@ -53,25 +54,13 @@ def test_no_capacity_keeps_nothing():
 
 
 def test_a_checkpoint_keeps_every_bit(tmp_path):
-    class Saver:
-        rank = 0
-
-        def save(self, folder):
-            pass
-
-        def barrier(self):
-            pass
-
-        def all_gather(self, value):
-            return [value]
-
     buffer = filled(5, 3, 9)
     buffer.put([group(4, responses=1, version=7), group(3, responses=6, version=8)])
-    folder = save_checkpoint(tmp_path, 1, Saver(), {}, 2, buffer.arrays())
+    folder = save_checkpoint(tmp_path, 1, OneArray(), {}, 2, arrays=buffer.arrays())
     again = filled(1)
     again.load(load_arrays(folder))
     assert same(buffer, again) and list(again.groups) == [5, 9, 4, 3]
-    empty = save_checkpoint(tmp_path, 2, Saver(), {}, 2, GroupBuffer(3).arrays())
+    empty = save_checkpoint(tmp_path, 2, OneArray(), {}, 2, GroupBuffer(3).arrays())
     assert not (empty / "groups.npz").exists()
     again.load(load_arrays(empty))
     assert len(again) == 0

@@ -10,32 +10,10 @@ import numpy as np
 import pytest
 import torch
 from command_line import ROOT, environment
-from safetensors.torch import load_file, save_file
+from one_array import OneArray
 
 from fastsched.checkpoint import CheckpointError, agree_on, best_checkpoint, checkpoints, damage, newest_intact, restore, save_checkpoint
 from fastsched.config import ConfigError, TrainConfig
-
-
-class OneArray:
-    """A learner of one array, one rank."""
-
-    rank, world_size = 0, 1
-
-    def __init__(self, value: float = 0.0, size: int = 4096):
-        self.array = torch.full((size,), value)
-
-    def save(self, folder: Path) -> None:
-        save_file({"array": self.array}, folder / "shards-0.safetensors")
-
-    def load(self, folder: Path) -> int:
-        self.array = load_file(folder / "shards-0.safetensors")["array"]
-        return 1
-
-    def barrier(self) -> None:
-        pass
-
-    def all_gather(self, value: object) -> list:
-        return [value]
 
 
 def names(run_dir: Path) -> list[str]:

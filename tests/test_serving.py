@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -9,9 +10,11 @@ import sys
 
 import pytest
 from command_line import ROOT, environment
+from one_array import OneArray
 from processes import alive, children, members, wait_until
 
 from fastsched.arguments import config_to_yaml, parse_config
+from fastsched.checkpoint import save_checkpoint
 from fastsched.config import ConfigError
 from fastsched.engines.server_process import ServerError, ServerProcess
 from fastsched.serving import Load, put_under_load
@@ -26,11 +29,10 @@ def run_dir(tmp_path_factory, random_model):
     options = ["--model.name", str(random_model), "--data.size", "100", "--data.eval_per_bin", "2", "--rollout.kv_cache_gb", "0.125",
                "--train.prompts_per_step", "4", "--data.max_prompt_tokens", "64"]
     (run / "config.yaml").write_text(config_to_yaml(parse_config(options)))
-    step = run / "checkpoints/step-7"
-    step.mkdir(parents=True)
-    for name in ("policy", "average"):
-        (step / f"{name}.safetensors").write_bytes((random_model / "model.safetensors").read_bytes())
-    (step / "COMPLETE").touch()
+    learner = OneArray()
+    learner.save = lambda folder: [shutil.copy(random_model / "model.safetensors", folder / f"{name}.safetensors")
+                                   for name in ("policy", "average")]
+    save_checkpoint(run, 7, learner, {}, keep=1)
     return run
 
 

@@ -168,7 +168,7 @@ class ServerRollout:
 
 
 def _arrays(answer: httpx.Response) -> dict[str, np.ndarray]:
-    with np.load(io.BytesIO(answer.content), allow_pickle=False) as arrays:
+    with np.load(io.BytesIO(answer.content)) as arrays:
         return dict(arrays)
 
 

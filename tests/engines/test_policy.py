@@ -17,7 +17,7 @@ def packed() -> MicroBatch:
     rows = np.flatnonzero(GROUPS.ravel() >= 0)
     index, number = np.zeros(len(rows), np.int64), np.ones(len(rows), np.float32)
     ids = np.random.default_rng(0).integers(0, 10, GROUPS.shape)
-    return MicroBatch(ids, POSITIONS, GROUPS, RESPONSES, rows, index, number, number, number, index, index, 2)
+    return MicroBatch(ids, POSITIONS, GROUPS, RESPONSES, rows, index, number, number, number, index, index, index, 2)
 
 
 def hidden_states(model: str, attention: str, micro: MicroBatch) -> torch.Tensor:

@@ -108,7 +108,7 @@ def test_time_limit_of_a_call_is_the_configured_one(folder):
 def test_a_server_that_refuses_is_quoted(folder, faulty):
     engine = joined(folder, faulty.url)
     faulty.answers["/fastsched/generate"] = (500, b"out of memory in the engine")
-    with pytest.raises(ServerError, match=f"{faulty.url}, /fastsched/generate .1 prompts of 2.*out of memory in the engine"):
+    with pytest.raises(ServerError, match=f"{faulty.url}, /fastsched/generate .1 prompts, 2 responses.*out of memory in the engine"):
         engine.generate([prompt(0, 5)], Sampling(2, 4), [1])
 
 
