@@ -1,5 +1,7 @@
 """Greedy accuracy on the held-out prompts. Changes no state of scheduler, learner or samplers of training."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fastsched.assemble import Run
@@ -7,8 +9,13 @@ from fastsched.rollouts import score
 from fastsched.types import Sampling
 
 
-def evaluate(run: Run, step: int) -> float:
-    """Accuracy on all held-out prompts, split over the ranks and written to the log by bin label; returns it over all of them."""
+class Accuracy(NamedTuple):
+    overall: float  # all prompts alike
+    by_bin: dict[str, float]
+
+
+def evaluate(run: Run, step: int) -> Accuracy:
+    """Accuracy on all held-out prompts, split over the ranks and written to the log by bin label."""
     rank, world = (run.learner.engine.rank, run.learner.engine.world_size) if run.learner else (0, 1)
     prompts = [run.heldout.prompt(i) for i in range(rank, len(run.heldout), world)]
     sampling = Sampling(1, run.cfg.rollout.max_new_tokens, temperature=0.0)
@@ -22,7 +29,7 @@ def evaluate(run: Run, step: int) -> float:
     labels = bin_labels(run, bins)
     accuracy = {labels[b]: right[b] / total[b] for b in range(bins) if total[b]}
     run.log.evaluation(step, accuracy, {labels[b]: int(total[b]) for b in range(bins) if total[b]})
-    return float(right.sum() / total.sum())
+    return Accuracy(float(right.sum() / total.sum()), accuracy)
 
 
 def bin_labels(run: Run, bins: int) -> list[str]:

@@ -57,9 +57,9 @@ def _accuracies(cfg: Config, plain: Path, quantised: Path, step: int, log_dir: P
         log.capture_output()
         run = assemble(cfg, log_dir, log, learn=False)
         try:
-            before = evaluate(run, step)
+            before = evaluate(run, step).by_bin
             run.rollout.close()
             run.rollout = sampler_of(cfg, quantised, log_dir)
-            return before, evaluate(run, step)
+            return before, evaluate(run, step).by_bin
         finally:
             run.close()

@@ -93,7 +93,7 @@ def _step(run: Run, progress: Progress) -> None:
     progress.accuracy = None
     if _due(step, cfg.train.eval_every):
         with log.phase("evaluation"):
-            progress.accuracy = evaluate(run, step)
+            progress.accuracy = evaluate(run, step).overall
     progress.step = step
     progress.tokens_total += int(rolled.outcomes.lengths.sum())
     progress.prompts_total += rolled.outcomes.new_prompts
