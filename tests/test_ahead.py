@@ -82,6 +82,7 @@ def test_staleness_is_bounded(ahead, versions, expected):
         assert _staleness(run, responses, 5) == expected
 
 
+@pytest.mark.slow
 def test_ahead_on_a_server_and_resume_repeat_every_digit(fastsched, tmp_path, random_model):
     """Straight against resumed from the middle: the batch in flight at the checkpoint is part of it."""
     (tmp_path / "graded.py").write_text("def score(response, **_):\n    return sum(map(ord, response)) % 7 / 7\n")
@@ -102,6 +103,7 @@ def test_ahead_on_a_server_and_resume_repeat_every_digit(fastsched, tmp_path, ra
     assert (resumed / "samples.jsonl").read_text() == (straight / "samples.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_replica_that_dies_ends_the_run_with_its_name(tmp_path, random_model):
     """Two replicas train for three steps; then the fault: one is killed."""
     run = tmp_path / "run"

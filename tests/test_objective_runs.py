@@ -46,6 +46,7 @@ def test_resume_repeats_counts_gate_reference_and_deciles(fastsched, tmp_path, r
     assert float(found[-1]["temporal_s"]) == 0 and float(found[-1]["kept_fraction"]) == 1 and {"snr_0", "snr_3"} <= set(found[0])
 
 
+@pytest.mark.slow
 def test_two_ranks_agree_with_one(fastsched, tmp_path, random_model, graded):
     """Token counts, the entropy quantile behind the gate and the deciles are of all ranks, whatever their number."""
     options = ["--reward.kind", "graded:score", "--train.eval_at_ends", "false", "--scheduler.temporal.mode", "linear",

@@ -13,6 +13,7 @@ from fastsched.cli import main
 CARD_GB = {"scheduler-qwen1.5-0.5b": 40, "scheduler-student": 16, "scheduler-engineer": 40, "scheduler-researcher": 40,
            "scheduler-frontier": 40}
 TINY = [name for name in preset_names() if name.endswith("-tiny") and name != "ads-tiny"]  # that one: tests/test_features.py
+VARIANTS = [f"scheduler-{who}-tiny" for who in ("student", "engineer", "researcher")]  # they differ from the recipe in single numbers
 GIB = 2**30
 
 
@@ -68,7 +69,7 @@ def test_a_recipe_has_a_twin_of_the_same_kind(name):
     assert twin.model == config("tiny-cpu").model  # one warm start serves them all
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in VARIANTS)) for name in TINY])
 def test_tiny_presets_train(fastsched, tmp_path, name):
     """Three steps of each, with few prompts; chains are cut short, from a model that has hardly been warmed up."""
     chain = ["--model.warm_start_accuracy", "0", "--rollout.max_new_tokens", "12"] if config(name).data.task == "chain" else []
