@@ -74,6 +74,7 @@ def test_ads_tiny_needs_clusters_and_trains_with_them(fastsched, tmp_path, rando
     assert "features: scheduler.kind ads: needs" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_blocks(tmp_path, random_model, capsys, monkeypatch):
     """kill -9 in the middle of the rows; then the same files as an uninterrupted run, with the finished blocks not computed again."""
     command = ["cluster", "--model.name", str(random_model), "--data.size", "3500", "--features.clusters", "4", "--features.dims", "8"]

@@ -22,6 +22,7 @@ def lines(run_dir, name):
     return [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_resume_repeats_counts_gate_reference_and_deciles(fastsched, tmp_path, random_model, graded):
     """TP-Score credit, KL gate and hard copies go on from a checkpoint digit for digit."""
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"

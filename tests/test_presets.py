@@ -12,8 +12,9 @@ from fastsched.cli import main
 
 CARD_GB = {"scheduler-qwen1.5-0.5b": 40, "scheduler-student": 16, "scheduler-engineer": 40, "scheduler-researcher": 40,
            "scheduler-frontier": 40}
-TINY = [name for name in preset_names() if name.endswith("-tiny") and name != "ads-tiny"]  # that one: tests/test_features.py
-VARIANTS = [f"scheduler-{who}-tiny" for who in ("student", "engineer", "researcher")]  # they differ from the recipe in single numbers
+TINY = [name for name in preset_names() if name.endswith("-tiny") and name not in ("ads-tiny", "tp-schedule-tiny")]
+# those two: tests/test_features.py, tests/test_objective_runs.py
+VARIANTS = [f"scheduler-{who}-tiny" for who in ("student", "engineer", "researcher", "frontier")]  # they differ from the recipe in single numbers
 GIB = 2**30
 
 

@@ -36,6 +36,7 @@ def run_dir(tmp_path_factory, random_model):
     return run
 
 
+@pytest.mark.slow
 def test_serve_bench_measures_a_real_server_and_ends_it(fastsched, run_dir):
     done = fastsched("serve-bench", str(run_dir), "--batch", "3", "--requests", "7", "--max_new_tokens", "4", "--average")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -37,6 +37,7 @@ def with_reward(folder):
     return own | {"PYTHONPATH": f"{own.get('PYTHONPATH', '')}:{folder}".lstrip(":")}
 
 
+@pytest.mark.slow
 def test_killed_with_groups_waiting_it_repeats_every_digit(straight, random_model):
     folder, reference = straight
     run_dir = folder / "killed"

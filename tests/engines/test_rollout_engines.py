@@ -29,7 +29,10 @@ class Setup(NamedTuple):
     kept: dict[str, bool]  # what of the process's state survived construction
 
 
-@pytest.fixture(scope="module", params=["vllm-tied", "vllm-untied", "vllm_server-tied", "transformers-tied", "transformers-untied"])
+SERVER = pytest.param("vllm_server-tied", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=["vllm-tied", "vllm-untied", SERVER, "transformers-tied", "transformers-untied"])
 def opened(request, tmp_path_factory):
     kind, tied = request.param.split("-")
     folder = random_tiny(tmp_path_factory.mktemp(request.param), tied=tied == "tied", seed=0)

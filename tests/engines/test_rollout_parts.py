@@ -99,6 +99,7 @@ def test_two_gloo_ranks_have_one_engine_each_and_keep_their_group(tmp_path):
     assert result.stdout.count("rank 0 error") == 2 and result.stdout.count("rank 1 error") == 2
 
 
+@pytest.mark.slow
 def test_two_ranks_share_a_tensor_parallel_engine(tmp_path):
     folder = random_tiny(tmp_path / "model", tied=True, seed=0)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
