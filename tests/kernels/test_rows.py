@@ -10,7 +10,7 @@ import torch
 from fastsched_kernels import cpu_ops, policy_loss, reference, rows, token_stats, triton_rows
 from fastsched_kernels.columns import active_columns
 from fastsched_kernels.reference import KL_KINDS, Objective
-from fastsched_kernels.testing import assert_no_worse, poisoned_empty, relative_error, seeded
+from fastsched_kernels.testing import assert_no_worse, poisoned_empty, seeded
 from fastsched_kernels.token_stats import block_size, merge_shards, shard_states, splits, target_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
