@@ -14,7 +14,8 @@ CARD_GB = {"scheduler-qwen1.5-0.5b": 40, "scheduler-student": 16, "scheduler-eng
            "scheduler-frontier": 40}
 TINY = [name for name in preset_names() if name.endswith("-tiny") and name not in ("ads-tiny", "tp-schedule-tiny")]
 # those two: tests/test_features.py, tests/test_objective_runs.py
-VARIANTS = [f"scheduler-{who}-tiny" for who in ("student", "engineer", "researcher", "frontier")]  # they differ from the recipe in single numbers
+# They differ from the recipe in single numbers.
+VARIANTS = [f"scheduler-{who}-tiny" for who in ("student", "engineer", "researcher", "frontier")]
 GIB = 2**30
 
 
