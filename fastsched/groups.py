@@ -46,12 +46,6 @@ def successes_by_row(rows: np.ndarray, rewards: np.ndarray, r_threshold: float) 
     return distinct, total(good), total(scored)
 
 
-def success_rates(rewards: np.ndarray, r_threshold: float) -> np.ndarray:
-    """[P] share of successes among the scored responses of [P, G]; NaN for a prompt without a score."""
-    good, scored = successes(rewards, r_threshold)
-    return np.where(scored > 0, good / np.maximum(scored, 1), np.nan)
-
-
 def mixed_groups(rewards: np.ndarray, r_threshold: float) -> np.ndarray:
     """[P] bool: 0 < success rate < 1, the prompts that pass a screen (SPEED-RL, arXiv 2506.09016)."""
     good, scored = successes(rewards, r_threshold)

@@ -33,7 +33,7 @@ def test_presets_of_hub_models_dry_run_without_a_hub(capsys, offline, name):
     assert main(["train", "--preset", name, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert yaml.safe_load(out[: out.index("\nrun folder")])["model"]["name"].startswith("Qwen/")
-    assert "responses a step" in out and "memory on each of" in out and "not checked" in out
+    assert "responses a step" in out and "memory on each of" in out and "together" in out and "not checked" in out
 
 
 @pytest.mark.parametrize("name", CARD_GB)

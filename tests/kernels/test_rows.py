@@ -198,7 +198,8 @@ def test_one_launch_equals_the_pytorch_rows(implementation, n, v, kl, seed, on_p
         else:
             torch.testing.assert_close(getattr(out, name), getattr(expected, name), rtol=2e-4, atol=2e-5, equal_nan=True, msg=name)
     terms = sum(alone(x, term, target, ref, o, temperature, softcap, z).norm() for term in TERMS)
-    assert (mine - theirs).norm() < 1e-4 * theirs.norm() + 1e-5 * terms  # both round each term; where they cancel, that is what is left
+    # Both round each term: where the terms cancel to less than a tenth, that is what is left.
+    assert (mine - theirs).norm() <= max(1e-4 * theirs.norm(), 1e-5 * terms) or theirs.norm() < 1e-4
     before = x.clone()
     only = implementation.policy_rows_(x, target, ref, o, temperature, softcap, z, False)
     torch.testing.assert_close(only.loss, out.loss)
