@@ -41,7 +41,8 @@ ARMS = {
 }
 STEPS = {"tiny-cpu": 160}
 """Steps that the uniform sampler takes within the budget; by default those of the preset."""
-OPTIONS = {"tiny-cpu": {"learner.lr": 3.0e-4, "learner.warmup_steps": 10, "data.eval_per_bin": 256}}
+OPTIONS = {"tiny-cpu": {"learner.lr": 3.0e-4, "learner.warmup_steps": 10, "data.eval_per_bin": 256,
+                        "features.clusters": 16, "features.dims": 32}}  # clusters as in ads-tiny
 """The preset's own learning rate undoes part of the warm start in the first steps: uniform sampling then never gets beyond it."""
 EVALUATIONS = 20
 EVAL_PER_BIN = 128
@@ -93,8 +94,9 @@ def equal_rollouts(preset: str, cfg: Config, steps: int) -> tuple[str, ...]:
     options = {
         "train.rollout_budget": responses(cfg, steps), "train.steps": 2 * steps, "train.eval_every": max(1, steps // EVALUATIONS),
         "train.checkpoint_every": max(1, steps // 8), "train.keep_checkpoints": 1, "data.eval_per_bin": EVAL_PER_BIN,
-        "learner.cooldown": 0, "scheduler.temporal.mode": "none", "log.plots": "false", "log.tensorboard": "false",
-        **OPTIONS.get(preset, {}),
+        "learner.cooldown": 0, "scheduler.temporal.mode": "none",
+        "scheduler.ads.size": max(1, cfg.train.prompts_per_step // cfg.scheduler.ads.clusters),
+        "log.plots": "false", "log.tensorboard": "false", **OPTIONS.get(preset, {}),
     }
     return tuple(part for key, value in options.items() for part in (f"--{key}", str(value)))
 

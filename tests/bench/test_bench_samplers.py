@@ -90,12 +90,11 @@ def test_report_has_a_row_for_each_sampler(tmp_path):
 
 
 def test_every_arm_has_the_same_budget_and_nothing_that_depends_on_steps():
-    known = {name: arm for name, arm in ARMS.items() if name in ("uniform", "fixed", "dynamic", "mopps", "sec", "window")}
     for preset in ("tiny-cpu", "smollm2-cpu", "chain-tiny"):
         cfg = parse_config(["--config", str(preset_path(preset))])
         assert responses(cfg, 40) == 40 * cfg.train.prompts_per_step * cfg.rollout.responses
-        plan = Comparison("x", preset, known, [0], Path("runs"), equal_rollouts(preset, cfg, 40))
-        configs = {arm: plan.config(arm, 0) for arm in known}
+        plan = Comparison("x", preset, ARMS, [0], Path("runs"), equal_rollouts(preset, cfg, 40))
+        configs = {arm: plan.config(arm, 0) for arm in ARMS}
         for arm in configs.values():
             assert arm.train.rollout_budget == responses(cfg, 40) and arm.train.steps == 80 and arm.train.eval_every == 2
             assert arm.learner.cooldown == 0 and arm.scheduler.temporal.mode == "none" and arm.data.eval_per_bin >= 128
