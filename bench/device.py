@@ -1,5 +1,4 @@
-"""The parts of bench/device.sh, each a process of its own that appends rows to $OUT/device.jsonl; `table` prints them
-all.
+"""The parts of bench/device.sh, each a process of its own that appends rows to $OUT/device.jsonl; `table` prints them all.
 
 SMALL=1 takes small shapes and, without a GPU, Triton's interpreter.
 """
@@ -90,14 +89,8 @@ def check_stats(fast, n: int, v: int, dtype: torch.dtype) -> None:
         (c.logp * s.logp + c.entropy * s.entropy + c.kl * s.kl).sum().backward()
         by_autograd.append(leaf.grad)
     state = fast.row_stats(x, target, ref, 1.0, 20.0)
-    report_error(
-        "row_stats, row_dlogits_",
-        v,
-        dtype,
-        "softcap",
-        fast.row_dlogits_(x.clone(), target, ref, state, c, 1.0, 20.0),
-        *by_autograd,
-    )
+    mine = fast.row_dlogits_(x.clone(), target, ref, state, c, 1.0, 20.0)
+    report_error("row_stats, row_dlogits_", v, dtype, "softcap", mine, *by_autograd)
 
 
 def report_error(what, v, dtype, note, mine, truth, eager) -> None:
@@ -275,17 +268,9 @@ def make_model(folder: Path) -> None:
 
     tokenizer = tiny_tokenizer()
     config = Qwen3Config(
-        vocab_size=151936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )
     with torch.device(DEVICE):
         model = Qwen3ForCausalLM(config).to(torch.bfloat16)
@@ -294,11 +279,7 @@ def make_model(folder: Path) -> None:
 
 
 def failed(part: str, code: str) -> None:
-    row(
-        part,
-        "the part as a whole",
-        note=f"ended with code {code}" + (", out of time" if code in ("124", "137") else ""),
-    )
+    row(part, "the part as a whole", note=f"ended with code {code}" + (", out of time" if code in ("124", "137") else ""))
 
 
 def table() -> None:

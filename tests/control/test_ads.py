@@ -1,112 +1,16 @@
-"""ADS against algorithms.md 2.2 and 2.3, against a second writing of its rules, and over long drives."""
+"""The ADS sampler: how it draws, what it learns from outcomes, and what it refuses."""
 
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from ads_case import BAND, UNKNOWN, by_hand, features, graded, outcomes, sampler
 
 from fastsched.config import AdsConfig, Config, ConfigError, SchedulerConfig, TrainConfig
-from fastsched.control.ads import AdsSampler, followed, mini_cluster_size, moved, order_by_difficulty, without_empty
+from fastsched.control.ads import mini_cluster_size, order_by_difficulty, without_empty
 from fastsched.control.scheduler import Scheduler
-from fastsched.control.window import unknown_success
-from fastsched.types import Features, Outcomes, Stats
-
-UNKNOWN = unknown_success(2, 0.5)
-BAND = (0.33, 0.67)
-UP, DOWN, KEEP = 1.0, 0.0, 0.5
-STATS = Stats(loss=0.0, entropy=1.0, kl=0.01, kl_kind="exact", drift=0.01, grad_norm=1.0, grad_snr=float("nan"),
-              clip_fraction=0.0, ratio_deviation=0.0, kept_fraction=1.0, flat_groups=0.0, skipped=0, lr=1e-6)
-
-
-def features(members, seed=0):
-    """Clusters of the given sizes in random row order; some difficulties are equal."""
-    rng = np.random.default_rng(seed)
-    cluster = rng.permutation(np.repeat(np.arange(len(members)), members)).astype(np.int32)
-    difficulty = rng.integers(-3, 40, len(cluster)).astype(np.float32) / 7
-    return Features(cluster, difficulty, np.zeros((len(cluster), 1), np.float16))
-
-
-def sampler(members, prompts, seed=0, floor=0.0, feats=None, **ads):
-    feats = feats or features(members)
-    bins = np.arange(len(feats.cluster)) % 2
-    cfg = SchedulerConfig(kind="ads", weight_floor=floor, ads=AdsConfig(**ads))
-    return AdsSampler(cfg, bins.astype(np.uint16), np.bincount(bins), prompts, seed, feats)
-
-
-def outcomes(rows, rewards):
-    rewards = np.asarray(rewards, dtype=float)
-    counts = np.ones(rewards.shape, np.int64)
-    return Outcomes(np.asarray(rows), np.asarray(rows) % 2, rewards, counts, counts == 0)
-
-
-def graded(rows, correct, responses=8):
-    """`correct` of 8 responses to every row."""
-    return outcomes(rows, np.arange(responses) < np.broadcast_to(correct, len(rows))[:, None])
-
-
-@pytest.mark.parametrize("positions, moves, members, after", [
-    ([0, 1, 2, 3], [UP] * 4, 10, [1, 2, 3, 4]),
-    ([0, 1, 2, 3], [DOWN] * 4, 10, [0, 1, 2, 3]),
-    ([6, 7, 8, 9], [UP] * 4, 10, [6, 7, 8, 9]),
-    ([2, 3, 4, 5], [KEEP, UP, DOWN, KEEP], 10, [2, 3, 4, 5]),
-    ([0, 1, 2], [UP] * 3, 3, [0, 1, 2]),  # no more members than positions
-    ([0, 1], [UP] * 2, 2, [0, 1]),
-    ([3, 4], [None, UP], 9, [3, 5]),  # no feedback stays
-    ([3, 4], [UP, None], 9, [4, 5]),  # the aim is taken by a keeper: one further on
-])
-def test_positions_of_the_specification(positions, moves, members, after):
-    success = {p: s for p, s in zip(positions, moves, strict=True) if s is not None}
-    assert moved(np.array(positions), success, members, BAND).tolist() == after
-
-
-@pytest.mark.parametrize("correct, to", [(0, 4), (1, 4), (2, 4), (3, 5), (4, 5), (5, 5), (6, 6), (7, 6), (8, 6)])
-def test_three_to_five_of_eight_stay(correct, to):
-    assert moved(np.array([5]), {5: correct / 8}, 20, BAND).tolist() == [to]
-
-
-def test_the_ends_of_the_band_stay():
-    assert moved(np.array([5]), {5: 0.33}, 20, BAND).tolist() == moved(np.array([5]), {5: 0.67}, 20, BAND).tolist() == [5]
-    assert moved(np.array([5]), {5: np.nextafter(0.33, 0)}, 20, BAND).tolist() == [4]
-    assert moved(np.array([5]), {5: np.nextafter(0.67, 1)}, 20, BAND).tolist() == [6]
-
-
-def by_hand(positions, rates, n, low, high):
-    """The rule of algorithms.md 2.3 in the order and words of its text, over a list of slots."""
-    if n <= len(positions):
-        return sorted(positions)
-    slots = [False] * n
-    for p in positions:
-        if p not in rates or low <= rates[p] <= high:
-            slots[p] = True
-    jobs = [(p, -1) for p in sorted(positions) if p in rates and rates[p] < low]
-    jobs += [(p, +1) for p in sorted(positions)[::-1] if p in rates and rates[p] > high]
-    for p, direction in jobs:
-        target = min(n - 1, max(0, p + direction))
-        tries = [target]
-        for radius in range(1, n + 1):
-            tries += [target + direction * radius, target - direction * radius]
-        slots[next(t for t in tries if 0 <= t < n and not slots[t])] = True
-    return [i for i, used in enumerate(slots) if used]
-
-
-@settings(deadline=None, max_examples=400)
-@given(st.data())
-def test_the_collision_rule_against_a_second_writing(data):
-    n = data.draw(st.integers(1, 14))
-    positions = sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=n)))
-    rates = {p: data.draw(st.integers(0, 8)) / 8 for p in positions if data.draw(st.booleans())}
-    low, high = data.draw(st.sampled_from([(0.33, 0.67), (0.5, 0.5), (0.0, 1.0), (0.25, 0.75)]))
-    after = moved(np.array(positions), rates, n, (low, high)).tolist()
-    assert after == by_hand(positions, rates, n, low, high) and len(after) == len(positions)
-
-
-def test_weights_of_the_specification():
-    p = followed(np.full(4, 0.25), np.array([0.9, 0.1, 0.5, 0.5]), 0.3)
-    np.testing.assert_allclose(p, [0.31, 0.19, 0.25, 0.25], atol=1e-12)
-    np.testing.assert_allclose(followed(np.array([0.7, 0.3]), np.zeros(2), 0.3), [0.64, 0.36], atol=1e-12)  # towards equal weights
+from fastsched.types import Features
 
 
 def test_rows_are_ordered_by_cluster_then_difficulty_then_row():
@@ -303,83 +207,6 @@ def test_the_floor_spreads_cluster_weights_and_visits_every_prompt():
         few |= set(rows.tolist())
         published.observe(graded(rows, 4), UNKNOWN)
     assert len(few) == 16 and published.cluster_weights().tolist() == published.p.tolist()
-
-
-def test_every_prompt_keeps_being_visited_under_a_drifting_policy():
-    """A policy that learns what it is shown and forgets the rest, over many resets; the floor reaches what the rule does not."""
-    feats = features([60] * 8)
-    one = sampler(None, 32, feats=feats, floor=0.05, clusters=4, size=8)
-    rng, skill, last = np.random.default_rng(0), np.zeros(8), np.zeros(480, int)
-    rank = np.empty(480)
-    for k in range(8):
-        rank[one.order[one.starts[k]:one.starts[k] + 60]] = np.arange(60) / 60
-    resets, widest = 0, 0
-    for step in range(1, 2001):
-        rows = one.draw(32, UNKNOWN).rows
-        last[rows] = step
-        p = 1 / (1 + np.exp(-6 * (skill[feats.cluster[rows]] - rank[rows])))
-        one.observe(outcomes(rows, rng.random((32, 8)) < p[:, None]), UNKNOWN)
-        skill = np.clip(0.995 * skill + 0.03 * (np.bincount(feats.cluster[rows], minlength=8) > 0), 0, 1)
-        resets += one.steps == 0
-        widest = max(widest, *(int(m.max()) for m in one.positions))
-        assert step < 700 or last.min() > step - 700  # the deck needs 480 / 1.6 = 300 batches for a pass
-    assert resets == 2000 // 15 and widest > 8
-
-
-@settings(deadline=None, max_examples=12)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=7).filter(lambda m: sum(m) >= 2), st.floats(0, 1), st.integers(0, 2**32 - 1),
-       st.data())
-def test_any_clusters_any_outcomes(members, floor, seed, data):
-    """1000 steps in batches of a few prompts, resumed half-way from JSON: the straight run and the resumed one agree to the bit."""
-    prompts = data.draw(st.integers(1, min(sum(members), 12)))
-    size = data.draw(st.integers(1, 6))
-    make = lambda: sampler(members, prompts, seed=seed, floor=floor, clusters=1, size=size)
-    one, rng = make(), np.random.default_rng(seed)
-    again = None
-    for step in range(1000):
-        rows = one.draw(prompts, UNKNOWN).rows
-        assert len(set(rows.tolist())) == prompts and rows.min() >= 0 and rows.max() < sum(members)
-        rewards = rng.integers(0, 2, (prompts, 4)).astype(float)
-        rewards[rng.random(rewards.shape) < 0.2] = np.nan
-        if again:
-            assert again.draw(prompts, UNKNOWN).rows.tolist() == rows.tolist()
-            again.observe(outcomes(rows, rewards), UNKNOWN)
-        one.observe(outcomes(rows, rewards), UNKNOWN)
-        weights = one.cluster_weights()
-        assert weights.sum() == pytest.approx(1, abs=1e-12) and weights.min() >= floor / len(weights) - 1e-15
-        assert one.weights.sum() == pytest.approx(1) and np.isfinite(one.r).all()
-        for k, m in enumerate(one.positions):
-            assert len(m) == min(one.size, one.members[k]) and np.all(np.diff(m) > 0) and m[0] >= 0 and m[-1] < one.members[k]
-        if step == 500:
-            again = make()
-            again.load_state_dict(json.loads(json.dumps(one.state_dict())))
-    assert json.dumps(again.state_dict()) == json.dumps(one.state_dict())
-
-
-def test_ten_thousand_steps_in_the_published_shape():
-    """64 clusters, 4 of 32 a batch, through the scheduler, with a policy that drifts."""
-    feats = features(np.random.default_rng(1).integers(20, 300, 64).tolist())
-    bins = np.arange(len(feats.cluster)) % 4
-    cfg = SchedulerConfig(kind="ads", weight_floor=0.0)
-    one = Scheduler(cfg, bins, 128, 10_000, 42, feats)
-    rng, period = np.random.default_rng(2), len(bins) // 128
-    for step in range(1, 10_001):
-        chosen = one.next_prompts()
-        assert len(np.unique(chosen.rows)) == 128 and sum(one.knobs().weights) == pytest.approx(1)
-        p = 1 / (1 + np.exp(feats.difficulty[chosen.rows] - 3 - 2 * np.sin(step / 50)))
-        rewards = (rng.random((128, 8)) < p[:, None]).astype(float)
-        one.observe(Outcomes(chosen.rows, chosen.bins, rewards, np.ones((128, 8), int), np.zeros((128, 8), bool)), STATS)
-        assert abs(one.sampler.p.sum() - 1) < 1e-12 and one.sampler.steps == step % period
-    state = json.dumps(one.state_dict())
-    again = Scheduler(cfg, bins, 128, 10_000, 42, feats)
-    again.load_state_dict(json.loads(state))
-    assert json.dumps(again.state_dict()) == state
-    for _ in range(3):
-        a, b = one.next_prompts(), again.next_prompts()
-        assert a.rows.tolist() == b.rows.tolist() and a.bins.tolist() == b.bins.tolist()
-        for s in (one, again):
-            s.observe(Outcomes(a.rows, a.bins, rewards, np.ones((128, 8), int), np.zeros((128, 8), bool)), STATS)
-    assert json.dumps(again.state_dict()) == json.dumps(one.state_dict())
 
 
 def test_state_is_small_and_belongs_to_its_features():
