@@ -38,6 +38,8 @@ class LearnerConfig:
     """Token budget of one packed micro-batch, padding included."""
     share_prompts: bool = True
     """Pack the G responses of a prompt behind one copy of it (block mask); equal loss and gradients, fewer tokens."""
+    balance: bool = True
+    """Ranks exchange groups before packing, so that each trains about as many tokens; equal gradients up to rounding."""
     skip_flat_groups: bool = False
     """Groups whose rewards are all equal leave the learner and stay in the denominators. Exact while the entropy and KL coefficients
     are 0; otherwise both terms act on the other groups only. Entropy and KL are then measured over the other groups."""

@@ -14,6 +14,7 @@ from fastsched_kernels.linear import LinearStats, linear_token_stats
 from fastsched.config import Config
 from fastsched.groups import group_advantages, without_unsolved
 from fastsched.learn import statistics
+from fastsched.learn.balance import balanced
 from fastsched.learn.corrections import correct
 from fastsched.learn.credit import Credit, needs_entropy, token_credit
 from fastsched.learn.objective import Objective, Tokens
@@ -188,8 +189,10 @@ class Learner:
         kept = np.array([s.keep.sum() for s in samples], np.int64)
         total_kept, total_responses = self.engine.all_reduce(np.array([kept.sum(), len(samples)], np.float64))
         weights = token_weights(cfg.loss, kept, total_kept, total_responses, self.cfg.rollout.max_new_tokens)
-        return self._packed([replace(s, weight=w) for s, w in zip(samples, weights, strict=True)
-                             if np.any(s.advantage) or not cfg.skip_flat_groups], by_bin=self.cfg.log.snr_bins)
+        trained = [replace(s, weight=w) for s, w in zip(samples, weights, strict=True) if np.any(s.advantage) or not cfg.skip_flat_groups]
+        if cfg.balance and self.engine.world_size > 1:
+            trained = balanced(trained, cfg.share_prompts, self.engine.rank, self.engine.all_gather)
+        return self._packed(trained, by_bin=self.cfg.log.snr_bins)
 
     def _packed(self, samples: list[Sample], by_bin: bool = False) -> list[MicroBatch]:
         """As many micro-batches as on the rank that has most; those that only even out the number carry no group."""

@@ -73,6 +73,11 @@ def pack(samples: Sequence[Sample], *, token_budget: int, share_prompts: bool, r
     return micro_batches
 
 
+def packed_tokens(group: Sequence[Sample], share_prompts: bool) -> int:
+    """Tokens that the responses of one prompt take in packed rows, what all prompts begin with counted for each prompt."""
+    return sum(_item_length(group, item) for item in _items(group, share_prompts))
+
+
 def dummy(micro: MicroBatch) -> MicroBatch:
     """The same shapes with no weight: evens out the micro-batch count between ranks."""
     return replace(micro, token_weights=np.zeros_like(micro.token_weights), groups=0, bin=-1)

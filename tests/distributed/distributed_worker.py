@@ -23,7 +23,7 @@ from fastsched.learn.packing import Sample, pack
 from fastsched.types import Knobs, Outcomes, Response
 
 WORKER = Path(__file__)
-STAGES, ACCUMULATIONS = (0, 1, 2, 3), (1, 2, 4)
+STAGES, ACCUMULATIONS, BALANCED = (0, 1, 2, 3), (1, 2, 4), (1, 3)
 MODEL = ModelConfig(dtype="float32")
 KNOBS = Knobs(weights=(0.5, 0.5), r_threshold=0.5, entropy_coef=0.01, kl_coef=0.02, ema_alpha=0.9, lr_scale=1.0, temporal_s=0.0, rule="")
 P, G, STEPS = 6, 4, 4
@@ -62,8 +62,9 @@ def budget(world: int, accumulation: int) -> int:
     return next(t for t in range(1024, 16, -1) if max(count(rank, t) for rank in range(world)) == accumulation)
 
 
-def make(model: str, out: Path, stage: int, accumulation: int = 1) -> Learner:
-    cfg = LearnerConfig(zero_stage=stage, lr=1e-3, kl="exact", share_prompts=False, grad_clip=0.5,
+def make(model: str, out: Path, stage: int, accumulation: int = 1, balance: bool = False) -> Learner:
+    """By default without balance, so that a rank may have nothing to train."""
+    cfg = LearnerConfig(zero_stage=stage, lr=1e-3, kl="exact", share_prompts=False, grad_clip=0.5, balance=balance,
                         micro_batch_tokens=budget(torch.distributed.get_world_size(), accumulation))
     engine = DeepSpeedLearner(load_policy(model, MODEL), cfg, MODEL)
     return Learner(engine, Config(model=MODEL, learner=cfg, rollout=RolloutConfig(responses=G, max_new_tokens=10)), out)
@@ -115,6 +116,15 @@ def splits(model: str, out: Path, results: dict) -> None:
             engine.close()
 
 
+def balances(model: str, out: Path, results: dict) -> None:
+    """The same four updates with groups exchanged between the ranks."""
+    for stage in BALANCED:
+        learner = make(model, out, stage, 4, balance=True)
+        results[f"balanced, stage {stage}"] = dict(zip(("stats", "counts"), train(learner), strict=True))
+        np.savez(out / f"balanced, stage {stage} rank {learner.engine.rank}.npz", **tensors(learner))
+        learner.engine.close()
+
+
 def resumes(model: str, out: Path, source: Path, shift: int, results: dict) -> None:
     """Each stage's checkpoint of `source`, resumed here under the stage that is `shift` further, and the fourth update."""
     for stage in STAGES:
@@ -164,6 +174,7 @@ def main(out: str, model: str, other: str) -> None:
     init_distributed()
     results: dict = {}
     splits(model, Path(out), results)
+    balances(model, Path(out), results)
     resumes(model, Path(out), Path(out), 0, results)
     resumes(model, Path(out), Path(other), 1, results)
     refusals(model, Path(out), results)

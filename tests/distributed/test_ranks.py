@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from command_line import environment
-from distributed_worker import ACCUMULATIONS, STAGES, STEPS, WORKER, resumes, splits
+from distributed_worker import ACCUMULATIONS, BALANCED, STAGES, STEPS, WORKER, resumes, splits
 
 from fastsched.engines.deepspeed_engine import init_distributed, leave_distributed
 from fastsched.engines.tiny import random_tiny
@@ -80,6 +80,18 @@ def test_accumulation_is_what_it_says_and_equal_on_all_ranks(runs, ranks):
             counts = [r[name_of(stage, accumulation)]["counts"] for r in runs[ranks][1]]
             assert counts[0][0] == accumulation and all(c == counts[0] for c in counts)
             assert accumulation < 4 or len(set(counts[0])) > 1  # G10: the number varies from step to step
+
+
+@pytest.mark.parametrize("stage", BALANCED)
+def test_balanced_ranks_train_the_same_in_fewer_micro_batches(runs, stage):
+    """At steps 3 and 4 rank 1 has nothing of its own to train: half of rank 0's groups move there."""
+    (folder, results), expected = runs[2], runs[1][1][0][name_of(1, 1)]["stats"]
+    assert distance(load(runs[1][0], name_of(1, 1)), load(folder, f"balanced, stage {stage}")) < CLOSE
+    found, apart = (results[0][name] for name in (f"balanced, stage {stage}", name_of(stage, 4)))
+    for seen, wanted in zip(found["stats"], expected, strict=True):
+        assert all(seen[metric] == pytest.approx(wanted[metric], rel=2e-3, abs=1e-6) for metric in TOGETHER)
+    assert found["counts"] == results[1][f"balanced, stage {stage}"]["counts"]
+    assert found["counts"][0] <= apart["counts"][0] and all(n < m for n, m in zip(found["counts"][2:], apart["counts"][2:], strict=True))
 
 
 @pytest.mark.parametrize("stage", STAGES)
