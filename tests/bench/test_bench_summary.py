@@ -14,6 +14,7 @@ def test_interval_is_students_t():
     found = estimate([1.0, 2.0, 3.0])
     assert found.mean == 2.0 and found.n == 3 and found.half == pytest.approx(4.302653 / math.sqrt(3))  # t of 97.5 %, 2 degrees of freedom
     assert found.text(".1f") == "2.0 ± 2.5" and found.text(".0f", 100) == "200 ± 248"
+    assert found.text("+.1f") == "+2.0 ± 2.5"
     assert estimate([5.0]).text() == "5" and estimate([5.0, math.nan]).n == 1
     assert estimate([]).text() == "–" and estimate([None, math.nan]).text() == "–"
 
