@@ -12,7 +12,7 @@ compare: install
 	$(PY) -m bench.compare --preset tiny-cpu --seeds $(SEEDS)
 
 test: install
-	$(PY) -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" -n 2 --dist worksteal
 
 slow: install
 	$(PY) -m pytest -m slow
