@@ -117,7 +117,7 @@ def finished(folder: Path, cfg: Config) -> bool:
         return False
     run = load_run(folder)
     step = int(run.steps.iloc[-1])
-    complete = step >= cfg.train.steps or 0 < cfg.train.rollout_budget <= (last(run, "responses_total") or 0)
+    complete = cfg.train.spent(step, last(run, "responses_total") or 0, last(run, "tokens_total") or 0)
     evaluated = not cfg.train.eval_at_ends or any(record["step"] == step for record in run.evals)
     return complete and evaluated and any(step_of(c) == step for c in checkpoints(folder))
 

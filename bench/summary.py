@@ -56,7 +56,8 @@ def band(axes: Axes, grid: np.ndarray, curves: Sequence[np.ndarray], colour: str
 def provenance(runs: Sequence[Run]) -> dict[str, str]:
     """Machine, days and commits of the runs, from their environment.json."""
     seen = [run.environment for run in runs if run.environment]
-    machines = {f"{e['cpu']}, {e['cores']} core{'s' * (e['cores'] > 1)}, {e['memory_gb']:.0f} GB" + "".join(f", {gpu}" for gpu in e["gpus"]) for e in seen}
+    cores = lambda e: f"{e['cores']} core{'s' * (e['cores'] > 1)}"
+    machines = {", ".join([e["cpu"], cores(e), f"{e['memory_gb']:.0f} GB", *e["gpus"]]) for e in seen}
     commits = {e["git"]["commit"][:10] + (" with uncommitted changes" if e["git"]["dirty"] else "") for e in seen if e.get("git")}
     days = sorted({e["started"][:10] for e in seen})
     return {"machine": "; ".join(sorted(machines)) or "unknown", "commit": ", ".join(sorted(commits)) or "unknown",

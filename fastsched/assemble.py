@@ -17,7 +17,7 @@ from fastsched.data.datasets import PromptSet
 from fastsched.data.features import open_features, with_feature_bins
 from fastsched.data.rewards import RewardPool
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed, leave_distributed
-from fastsched.engines.models import load_policy, load_tokenizer, stop_token_ids
+from fastsched.engines.models import load_policy, load_tokenizer, require_full_attention, stop_token_ids
 from fastsched.engines.rollout import RolloutEngine, open_rollout
 from fastsched.engines.teacher import load_teacher
 from fastsched.features import feature_lines, find_features
@@ -122,6 +122,7 @@ def _learner(cfg: Config, run_dir: Path, model_path: Path, train_set: PromptSet)
             "model.attention: flex_attention has no backward pass on a CPU; use sdpa")
     torch.manual_seed(cfg.train.seed)
     policy, teacher = load_policy(model_path, cfg.model), None
+    require_full_attention(policy.config, cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens)
     if cfg.learner.teacher:
         teacher_path = prepare_model(replace(cfg, model=replace(cfg.model, name=cfg.learner.teacher)))
         teacher = load_teacher(teacher_path, model_path, policy, cfg.model)

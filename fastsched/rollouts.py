@@ -4,7 +4,7 @@ With `rollout.ahead` the batch of a step comes out of `ahead.LookAhead`, which h
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from fastsched.engines.weights import SyncError, layer_fingerprints
 from fastsched.groups import flat_groups
 from fastsched.types import Outcomes, Prompt, Response, Sampling, Selection
 
+T = TypeVar("T")
 SYNC_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}  # bf16 logits near 30 are 0.125 apart
 
 
@@ -102,7 +103,8 @@ def one_batch(run: Run, selection: Selection, step: int, number: int = 0) -> Rol
     drawn = Drawn(selection, run.scheduler.knobs().weights, Batch.of(run, selection, step, number))
     batch = drawn.batch
     with run.log.phase("rollout"):
-        responses = run.rollout.generate(batch.prompts, batch.sampling, batch.seeds, batch.responses) if batch.prompts else []
+        asked = batch.prompts or run.cfg.rollout.tensor_parallel > 1  # the ranks of one engine sample together
+        responses = run.rollout.generate(batch.prompts, batch.sampling, batch.seeds, batch.responses) if asked else []
     return _scored(run, drawn, responses, step)
 
 
@@ -158,10 +160,17 @@ def restore_ahead(run: Run, state: Optional[dict]) -> None:
         run.log.warn(f"rollout.ahead is off now: the batch sampled ahead for step {state['step']} is dropped, and its prompts with it")
         return
     selection = Selection(np.array(state["rows"], np.int64), np.array(state["bins"], np.int64))
-    batch = Batch.of(run, selection, state["step"])
-    prompts = [prompt for prompt in batch.prompts for _ in range(batch.sampling.responses)]
-    responses = [unlisted(p, saved) for p, saved in zip(prompts, state["responses"][run.learner.engine.rank], strict=True)]
+    batch, engine = Batch.of(run, selection, state["step"]), run.learner.engine
+    mine = range(engine.rank, len(selection.rows), engine.world_size)
+    saved = [group_of(state["responses"], i, batch.sampling.responses) for i in mine]
+    responses = [unlisted(prompt, one) for prompt, group in zip(batch.prompts, saved, strict=True) for one in group]
     run.ahead.put_back(state["step"], Drawn(selection, tuple(state["weights"]), batch), responses)
+
+
+def group_of(ranks: Sequence[Sequence[T]], place: int, group: int) -> Sequence[T]:
+    """The `group` responses of prompt `place` of a selection, from what each of any number of ranks holds of it, dealt out in turn."""
+    held, number = ranks[place % len(ranks)], place // len(ranks)
+    return held[number * group:(number + 1) * group]
 
 
 def _staleness(run: Run, responses: Sequence[Response], step: int) -> float:

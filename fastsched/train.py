@@ -29,7 +29,7 @@ class Progress:
     accuracy: float | None = None  # held out, when this step was evaluated
 
     def complete(self, cfg: Config) -> bool:
-        return self.step >= cfg.train.steps or 0 < cfg.train.rollout_budget <= self.responses_total
+        return cfg.train.spent(self.step, self.responses_total, self.tokens_total)
 
 
 def run_training(cfg: Config, run_dir: Path, log, checkpoint: Path | None) -> int:

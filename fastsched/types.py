@@ -163,7 +163,7 @@ class MicroBatch:
     advantages: np.ndarray  # [R] float32
     token_weights: np.ndarray  # [R] float32, mask over global denominator; 0 in the dummies that even out ranks
     sampler_logp: np.ndarray  # [R] float32
-    responses: np.ndarray  # [R] int64, index of the response in the rank's batch
+    responses: np.ndarray  # [R] int64, index of the response among the packed samples
     offsets: np.ndarray  # [R] int64, token position t in its response
     deciles: np.ndarray  # [R] int64, 0..9: tenth of its response
     groups: int  # prompt groups whose gradient this micro-batch carries; 0 for a dummy

@@ -59,6 +59,24 @@ def test_the_recipes_say_what_was_asked_for():
     assert config("scheduler-researcher").scheduler.window == (0.35, 0.65) and base.scheduler.window == (0.40, 0.60)
 
 
+def test_frontier_gates_the_kl_term_and_the_others_do_not():
+    gated = {name for name in preset_names() if config(name).scheduler.kl_gate.enabled}
+    assert gated == {"scheduler-frontier", "scheduler-frontier-tiny"}
+
+
+def test_ads_has_its_published_settings():
+    """algorithms.md 2.2 to 2.5."""
+    cfg = config("ads-qwen3-4b-base")
+    assert cfg.model.name == "Qwen/Qwen3-4B-Base" and (cfg.train.ranks, cfg.train.prompts_per_step, cfg.train.seed) == (4, 128, 42)
+    ads, features = cfg.scheduler.ads, cfg.features
+    assert (ads.clusters, ads.size, ads.alpha, ads.band, ads.reset) == (4, 32, 0.3, (0.33, 0.67), True)
+    assert (features.clusters, features.dims, features.max_tokens, features.seed) == (64, 128, 4096, 42)
+    assert (cfg.rollout.responses, cfg.rollout.max_new_tokens, cfg.rollout.temperature) == (8, 8192, 1.0)
+    assert (cfg.learner.lr, cfg.learner.updates_per_batch, cfg.learner.drop_unsolved) == (1e-6, 16, True)
+    assert cfg.data.max_prompt_tokens == 2048 and cfg.scheduler.kl.start == 0.001 and cfg.scheduler.entropy.ceiling == 0
+    assert cfg.train.steps == min(800, 10 * 9000 // 128 // 10 * 10)  # ten epochs, in whole tens
+
+
 @pytest.mark.parametrize("name", CARD_GB)
 def test_a_recipe_has_a_twin_of_the_same_kind(name):
     big, twin = config(name), config(f"{name}-tiny")

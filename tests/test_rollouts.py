@@ -6,7 +6,7 @@ import pytest
 from fastsched import batches
 from fastsched.engines.weights import SyncError
 from fastsched.guards import why_stopped
-from fastsched.rollouts import Rollouts, _load_weights, _merge, gather_outcomes
+from fastsched.rollouts import Rollouts, _load_weights, _merge, gather_outcomes, group_of
 from fastsched.types import Outcomes, Response, Selection
 
 
@@ -28,6 +28,14 @@ def test_every_chosen_group_is_trained_on_the_rank_that_rolled_it_out():
         assert merged.outcomes.rows.tolist() == list(range(8)) and merged.probe == [4]
         trained += merged.prompts
     assert sorted(trained) == chosen.tolist()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_g3_a_batch_sampled_ahead_is_found_again_whoever_held_it(ranks):
+    """Written by any number of ranks, read prompt by prompt."""
+    held = [[f"{i}.{k}" for i in range(rank, 7, ranks) for k in range(4)] for rank in range(ranks)]
+    for i in range(7):
+        assert group_of(held, i, 4) == [f"{i}.{k}" for k in range(4)]
 
 
 def test_a_rank_may_be_left_without_groups():

@@ -3,7 +3,16 @@
 import pytest
 
 from fastsched.arguments import parse_config
-from fastsched.config import Config, ConfigError, RolloutConfig, SchedulerConfig, SpeedConfig
+from fastsched.config import (
+    CoefficientConfig,
+    Config,
+    ConfigError,
+    LearnerConfig,
+    RolloutConfig,
+    SchedulerConfig,
+    SpeedConfig,
+    TemporalConfig,
+)
 
 KINDS = ("vcrl", "replay", "speed", "dots", "learned")
 
@@ -33,6 +42,26 @@ def test_settings_that_assume_fresh_responses_are_refused(kind, rollout, message
         Config(scheduler=SchedulerConfig(kind=kind), rollout=RolloutConfig(**rollout))
     assert Config(scheduler=SchedulerConfig(kind="vcrl"), rollout=RolloutConfig(**rollout)).scheduler.kind == "vcrl"
     assert Config(scheduler=SchedulerConfig(kind=kind)).scheduler.kind == kind
+
+
+@pytest.mark.parametrize("kind", ["speed", "dots", "ads"])
+def test_a_batch_sampled_ahead_of_what_its_sampler_learns_is_refused(kind):
+    ahead = RolloutConfig(engine="vllm_server", ahead=1)
+    with pytest.raises(ConfigError, match=f"rollout.ahead: scheduler.kind {kind} composes its batches from what the step before"):
+        Config(scheduler=SchedulerConfig(kind=kind), rollout=ahead)
+    assert Config(scheduler=SchedulerConfig(kind="sec"), rollout=ahead).rollout.ahead == 1
+
+
+def test_what_could_never_act_is_refused():
+    with pytest.raises(ConfigError, match="scheduler.kl.start: `targets` multiplies lambda_KL"):
+        SchedulerConfig(coefficients="targets", kl=CoefficientConfig(0.0, 0.0, 0.1))
+    assert SchedulerConfig(coefficients="targets").kl.ceiling == 0
+    with pytest.raises(ConfigError, match="scheduler.fixed_weights: scheduler.kind=mopps takes no weights"):
+        SchedulerConfig(kind="mopps", fixed_weights=(0.5, 0.5))
+    opd = LearnerConfig(loss="opd", teacher="x", kl="none")
+    with pytest.raises(ConfigError, match="scheduler.temporal.proxy: advantage adds to the reward's advantage"):
+        Config(learner=opd, scheduler=SchedulerConfig(temporal=TemporalConfig(mode="linear", proxy="advantage")))
+    assert Config(learner=opd, scheduler=SchedulerConfig(temporal=TemporalConfig(mode="linear"))).learner.loss == "opd"
 
 
 def test_a_screen_leaves_something_to_continue():

@@ -120,10 +120,11 @@ def test_dynamic_sampling_replaces_groups_without_signal(fastsched, tmp_path, ra
     assert shares["0"][0] == 16 < shares["3"][0] <= 64 and shares["3"][1] == 0 < shares["0"][1]
 
 
-def test_a_rollout_budget_ends_the_run(fastsched, tmp_path, random_model):
-    """Two of nine steps: with 32 responses a step the 40 allowed are passed in the second, which is saved and evaluated as the last."""
+@pytest.mark.parametrize("budget", [("--train.rollout_budget", "40"), ("--train.token_budget", "257")])
+def test_a_budget_ends_the_run(fastsched, tmp_path, random_model, budget):
+    """Two of nine steps: 32 responses of at most 8 tokens a step pass the budget in the second, which is saved and evaluated."""
     run = tmp_path / "run"
-    done = fastsched(*small(random_model, run, "--train.steps", "9", "--train.rollout_budget", "40"))
+    done = fastsched(*small(random_model, run, "--train.steps", "9", *budget))
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row["responses_total"] for row in rows(run)] == ["32", "64"] and (run / "checkpoints/step-2/COMPLETE").exists()
     assert json.loads((run / "evals.jsonl").read_text().splitlines()[-1])["step"] == 2

@@ -183,6 +183,8 @@ class TrainConfig:
     steps: int = 100
     rollout_budget: int = 0
     """Responses after which the run ends even if `steps` says more, for comparisons at equal sampling; 0 is no limit."""
+    token_budget: int = 0
+    """The same in response tokens."""
     seed: int = 0
     prompts_per_step: int = 16
     """P, prompts in one rollout batch over all ranks."""
@@ -201,9 +203,13 @@ class TrainConfig:
     no_signal_limit: int = 100
     """Steps in a row with only flat groups and neither entropy nor KL term, after which the run stops with exit code 3."""
 
+    def spent(self, step: int, responses: float, tokens: float) -> bool:
+        """Whether a run that has taken so many steps and sampled so many responses and tokens is complete."""
+        return step >= self.steps or 0 < self.rollout_budget <= responses or 0 < self.token_budget <= tokens
+
     def __post_init__(self):
         require(self.steps >= 1 and self.prompts_per_step >= 1, "train: steps and prompts_per_step must be positive")
-        require(self.rollout_budget >= 0, "train.rollout_budget: must be at least 0")
+        require(self.rollout_budget >= 0 and self.token_budget >= 0, "train: rollout_budget and token_budget must be at least 0")
         require(self.keep_checkpoints >= 1, "train.keep_checkpoints: must be at least 1")
         require(self.keep_best != "accuracy" or self.eval_every > 0,
                 "train.keep_best: held-out accuracy is known at evaluated steps only; set train.eval_every")
@@ -235,7 +241,7 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self):
-        require(not (self.rollout.ahead and self.scheduler.kind in ("speed", "dots")),
+        require(not (self.rollout.ahead and self.scheduler.kind in ("speed", "dots", "ads")),
                 f"rollout.ahead: scheduler.kind {self.scheduler.kind} composes its batches from what the step before brought; set it to 0")
         require(not (self.rollout.ahead and self.scheduler.refills),
                 "rollout.ahead: a batch sampled ahead cannot be refilled by what its own rewards say; set scheduler.refills to 0")
@@ -246,6 +252,9 @@ class Config:
                 "to sdpa or flex_attention")
         require(self.scheduler.kl.ceiling == 0 or self.learner.kl != "none",
                 "learner.kl: scheduler.kl may rise above 0, so an estimator is needed; set learner.kl or scheduler.kl.ceiling 0")
+        temporal = self.scheduler.temporal
+        require(self.learner.loss != "opd" or temporal.mode == "none" or temporal.proxy != "advantage",
+                "scheduler.temporal.proxy: advantage adds to the reward's advantage, which opd does not have; choose another proxy")
         ads, prompts = self.scheduler.ads, self.train.prompts_per_step
         require(self.scheduler.kind != "ads" or prompts == ads.clusters * ads.size,
                 f"train.prompts_per_step: {prompts}, but scheduler.ads draws {ads.clusters} clusters of {ads.size} prompts; "

@@ -140,7 +140,7 @@ class SchedulerConfig:
     """Dynamic sampling (DAPO, arXiv 2503.14476): how often a step may draw a further batch of prompts while too few groups have two
     different rewards. Every prompt rolled out is observed."""
     fixed_weights: Optional[tuple[float, ...]] = None
-    """`fixed`: one weight for each bin; equal weights by default."""
+    """`fixed`: one weight for each bin; equal weights by default. Kept as given: `weight_floor` does not act, and 0 leaves a bin out."""
     r_threshold: float = 0.5
     """A response counts as success when its reward exceeds this."""
     r_threshold_step: float = 0.0
@@ -203,6 +203,10 @@ class SchedulerConfig:
         require(self.r_threshold_step >= 0, "scheduler.r_threshold_step: must be at least 0")
         require(self.kl_target > 0, "scheduler.kl_target: must be positive")
         require(self.entropy_target >= 0 and self.entropy_step >= 0, "scheduler: entropy_target and entropy_step must be at least 0")
+        require(self.coefficients != "targets" or self.kl.start > 0 or self.kl.ceiling == 0,
+                "scheduler.kl.start: `targets` multiplies lambda_KL, which from 0 never rises; set it above 0, or the ceiling to 0")
+        require(self.fixed_weights is None or self.kind == "fixed",
+                f"scheduler.fixed_weights: scheduler.kind={self.kind} takes no weights; choose fixed, or leave them out")
         require(self.dead_band >= 0, "scheduler.dead_band: must be at least 0")
         require(self.average.ceiling <= 1, "scheduler.average.ceiling: must be at most 1")
         require(0 <= self.lr_scale_floor <= 1, "scheduler.lr_scale_floor: must lie in [0, 1]")

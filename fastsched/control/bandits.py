@@ -25,10 +25,11 @@ def sec_weights(q: list[float], available: np.ndarray, cfg: SchedulerConfig) -> 
 
 
 def sec_observe(q: list[float], outcomes: Outcomes, cfg: SchedulerConfig) -> list[float]:
-    """Q <- (1 - rate) Q + rate q, with q the mean |advantage| of the bin's responses and 0 for a bin without any."""
-    size = np.mean(np.abs(group_advantages(outcomes.rewards, normalise_std=True)), axis=1)
-    drawn = np.bincount(outcomes.bins, minlength=len(q))
-    gain = np.bincount(outcomes.bins, weights=size, minlength=len(q)) / np.maximum(drawn, 1)
+    """Q <- (1 - rate) Q + rate q, with q the mean |advantage| of the bin's scored responses and 0 for a bin without any."""
+    scored = np.isfinite(outcomes.rewards).sum(1)
+    total = np.abs(group_advantages(outcomes.rewards, normalise_std=True)).sum(1)
+    sums, counts = (np.bincount(outcomes.bins, weights=values, minlength=len(q)) for values in (total, scored))
+    gain = sums / np.maximum(counts, 1)
     return ((1 - cfg.sec.rate) * np.array(q) + cfg.sec.rate * gain).tolist()
 
 

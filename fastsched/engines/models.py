@@ -20,8 +20,10 @@ from transformers import (
     AutoTokenizer,
     GenerationConfig,
     LlamaForCausalLM,
+    PretrainedConfig,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import is_flash_attn_2_available
 
 from fastsched.config import ConfigError, ModelConfig, default_cache_dir
 from fastsched.engines import tiny
@@ -116,8 +118,28 @@ def convert_smollm2(path: Path) -> None:
     tokenizer.save_pretrained(path)
 
 
+def require_full_attention(config: PretrainedConfig, longest: int) -> None:
+    """ConfigError for a model some of whose layers do not see a whole sequence of `longest` tokens.
+
+    The block mask of packed rows takes the place of the model's own, so that a window would silently be lost.
+    """
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if not kinds and getattr(text, "sliding_window", None):
+        kinds = {"sliding_attention"}
+    if (getattr(text, "sliding_window", None) or 0) >= longest:
+        kinds.discard("sliding_attention")
+    if kinds - {"full_attention"}:
+        raise ConfigError(f"model.name: {config.model_type} has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}, which the "
+                          f"learner's packed rows would run as full attention over up to {longest} tokens; use a model with full "
+                          "attention, or prompts and responses that fit its window")
+
+
 def load_policy(path: Path, cfg: ModelConfig) -> nn.Module:
     """The causal language model in `path`, in cfg.dtype, on the CPU, in training mode, without a key-value cache."""
+    if cfg.attention == "flash_attention_2" and not is_flash_attn_2_available():
+        raise ConfigError("model.attention: flash_attention_2 needs a GPU and the package flash-attn (pip install '.[flash-attn]'); "
+                          "install it, or use sdpa")
     model = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=getattr(torch, cfg.dtype),

@@ -180,9 +180,10 @@ def _require_possible(cfg: RolloutConfig, on_cpu: bool) -> None:
     require(world % cfg.tensor_parallel == 0,
             f"rollout.tensor_parallel: {world} ranks cannot be split into groups of {cfg.tensor_parallel}; start a multiple of it")
     require(not (cfg.sleep and on_cpu), "rollout.sleep: vLLM sleeps on CUDA only; set it to false")
-    segments = "expandable_segments:true" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "").lower()
-    require(not (cfg.sleep and segments), "rollout.sleep: vLLM's sleep cannot free memory under expandable_segments; take it out of "
-                                          "PYTORCH_CUDA_ALLOC_CONF")
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        segments = "expandable_segments:true" in os.environ.get(name, "").lower()
+        require(not (cfg.sleep and segments),
+                f"rollout.sleep: vLLM's sleep cannot free memory under expandable_segments; take it out of {name}")
 
 
 def _of_the_group(asked: list) -> tuple[list, int]:

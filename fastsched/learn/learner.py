@@ -155,7 +155,7 @@ class Learner:
     def _old_logp(self, responses, lengths, objective: Objective, scores: Optional[TokenScores], keep: np.ndarray) -> Optional[np.ndarray]:
         """Log-probabilities [T] that ratios are taken against; None: the policy's own, so that every ratio is one."""
         if objective.bypass:
-            return np.concatenate([np.asarray(r.logp, np.float32) for r in responses])
+            return np.concatenate([np.asarray(r.logp, np.float32) for r in responses] or [np.zeros(0, np.float32)])
         if self.cfg.learner.updates_per_batch == 1 and not (self.cfg.rollout.correction_divide and objective.corrects):
             return None
         return (scores or self._scores(responses, lengths, objective, keep)).logp
@@ -165,7 +165,7 @@ class Learner:
         keep = np.ones(lengths.sum(), bool) if keep is None else keep
         group, starts = self.cfg.rollout.responses, np.cumsum(lengths) - lengths
         samples = [Sample(i // group, r.prompt_ids, r.token_ids, r.logp, 0.0, kept, 1.0)
-                   for i, (r, kept) in enumerate(zip(responses, np.split(keep, starts[1:]), strict=True))]
+                   for i, (r, kept) in enumerate(zip(responses, np.split(keep, starts[1:])[:len(lengths)], strict=True))]
         out = TokenScores(np.zeros(len(keep), np.float32), np.zeros(len(keep), np.float32))
         for micro in self._packed(samples):
             found = self._score(micro, objective)

@@ -66,7 +66,7 @@ class TokenPositions:
     def score_tokens(self, responses: Sequence[Sequence[int]]) -> np.ndarray:
         """[T] TP-Score of every token; a token without one counts as where it stands, the centre of its own bin."""
         known = self.scores()
-        tokens = np.concatenate([np.asarray(r, np.int64) for r in responses])
+        tokens = np.concatenate([np.asarray(r, np.int64) for r in responses] or [np.zeros(0, np.int64)])
         own = (position_bin(np.array([len(r) for r in responses])) + 0.5) / BINS
         if not len(known.tokens):
             return own

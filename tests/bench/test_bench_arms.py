@@ -11,6 +11,7 @@ from bench.arms import Arm, Comparison, check_settings, chosen, finished, train_
 from bench.compare import window_arms
 from fastsched.arguments import config_to_yaml
 from fastsched.config import ConfigError
+from fastsched.runs import last, load_run
 
 ARMS = {"uniform": Arm(("--scheduler.kind", "uniform")), "sec": Arm(("--scheduler.kind", "sec"), cluster=True)}
 STEPS = 4
@@ -137,6 +138,10 @@ def test_finished_means_last_step_saved_and_evaluated(tmp_path):
     assert finished(folder, budget)  # four steps of 64 responses
     short = comparison(tmp_path, ("--train.steps", "9", "--train.rollout_budget", "257")).config("uniform", 0)
     assert not finished(folder, short)
+    tokens = int(last(load_run(folder), "tokens_total"))
+    for allowed, enough in ((tokens, True), (tokens + 1, False)):
+        limited = comparison(tmp_path, ("--train.steps", "9", "--train.token_budget", str(allowed)))
+        assert finished(folder, limited.config("uniform", 0)) == enough
     evals = (folder / "evals.jsonl").read_text()
     (folder / "evals.jsonl").write_text(evals.splitlines(keepends=True)[0])
     assert not finished(folder, cfg)

@@ -34,7 +34,9 @@ def test_sec_draws_by_softmax_over_bins_with_prompts():
 def test_failed_scores_do_not_reach_the_bandits():
     cfg = SchedulerConfig(kind="sec")
     seen = sec_observe(sec_start(2), outcomes([0, 1], [[1, 0, np.nan, np.nan], [np.nan] * 4]), cfg)
-    assert seen == pytest.approx([0.25, 0.0], abs=1e-5)  # two responses of |A| = 1, two without
+    assert seen == pytest.approx([0.5, 0.0], abs=1e-5)  # two responses of |A| = 1; two failed, and say nothing
+    more = sec_observe(sec_start(2), outcomes([0, 0, 1], [[1, 0, np.nan, np.nan], [np.nan] * 4, [1, 1, 1, 0]]), cfg)
+    assert more == pytest.approx([0.5, 0.5 * 3**0.5 / 2], abs=1e-5)
     assert adarft_observe([30.0], outcomes([0], [[np.nan, np.nan]]), cfg) == [30.0]
 
 

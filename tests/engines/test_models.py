@@ -16,6 +16,8 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    Qwen2Config,
     Qwen3ForCausalLM,
 )
 
@@ -25,6 +27,7 @@ from fastsched.engines import models, tiny
 ROWS = [(f"What is {a} + {b}?", str(a + b), 0) for a in range(10) for b in range(10)]
 SMALL = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
              intermediate_size=32, vocab_size=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+QWEN = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=32, vocab_size=64)
 
 
 @pytest.fixture(scope="module")
@@ -275,3 +278,20 @@ def test_smollm2_is_converted_once_and_answers():
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     answer = model.generate(**ids, max_new_tokens=8, do_sample=False)[0, ids["input_ids"].shape[1]:]
     assert "Paris" in tokenizer.decode(answer)
+
+
+def test_layers_that_do_not_see_a_whole_sequence_are_refused():
+    """What packed rows would run as full attention: 0.15 nat off its own forward for a window of 4."""
+    full, window = Qwen2Config(**QWEN), Qwen2Config(**QWEN, use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    models.require_full_attention(full, 10**6)
+    models.require_full_attention(window, 4)
+    with pytest.raises(ConfigError, match="model.name: qwen2 has layers of kind sliding_attention, .* over up to 5 tokens"):
+        models.require_full_attention(window, 5)
+    with pytest.raises(ConfigError, match="model.name: mistral has layers of kind sliding_attention"):
+        models.require_full_attention(MistralConfig(**QWEN, sliding_window=4), 5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="flash-attn may be there")
+def test_flash_attention_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="model.attention: flash_attention_2 needs a GPU and the package flash-attn"):
+        models.load_policy(tiny.random_tiny(tmp_path), ModelConfig(attention="flash_attention_2"))

@@ -124,10 +124,12 @@ def test_what_this_machine_cannot_do_is_refused(options, environment, message, m
 
 def test_sleep_refuses_an_allocator_that_it_cannot_work_with(monkeypatch):
     """H7: expandable segments and the sleep mode's memory pool."""
-    _require_possible(RolloutConfig(sleep=True), on_cpu=False)
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    with pytest.raises(ConfigError, match="rollout.sleep: .*expandable_segments"):
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         _require_possible(RolloutConfig(sleep=True), on_cpu=False)
+        monkeypatch.setenv(name, "expandable_segments:True")
+        with pytest.raises(ConfigError, match=f"rollout.sleep: .*expandable_segments; take it out of {name}"):
+            _require_possible(RolloutConfig(sleep=True), on_cpu=False)
+        monkeypatch.delenv(name)
 
 
 def test_a_sleeping_engine_is_woken_before_weights_are_written(tmp_path):

@@ -282,3 +282,14 @@ def test_every_proxy_trains_other_tokens_and_none_matters_at_the_end_of_the_sche
         after[proxy] = weights(learner)
     pairs = [(a, b) for a in after for b in after if a < b]
     assert min(distance(after[a], after[b]) for a, b in pairs) > 1e-5
+
+
+def test_e8_a_rank_without_a_response_goes_through_every_pass(model_path, tmp_path):
+    """What other ranks do at the same time it must do too: a scoring pass, old log-probabilities of its own or of the sampler."""
+    learner, none = make(model_path, tmp_path, replace(BASE, updates_per_batch=2)), np.zeros(0, np.int64)
+    for bypass in (False, True):
+        objective = Objective(learner.cfg.learner, learner.cfg.rollout, KNOBS, bypass=bypass)
+        assert learner._scores([], none, objective).entropy.shape == (0,)
+        assert learner._old_logp([], none, objective, None, np.zeros(0, bool)).shape == (0,)
+    assert learner._samples([], np.zeros((0, G)), objective, 1)[0] == []
+    assert learner.positions.score_tokens([]).shape == (0,)
