@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = ("control", "data", "learn", "engines")
 HEAVY = {"deepspeed", "vllm", "transformers"}
 # What a module may import of fastsched: the layers below it. A room may import itself.
-BASE = {"config", "types", "groups"}
+BASE = {"arrays", "config", "types", "groups"}
 RECORDS = BASE | {"records", "environment", "console", "log", "runs", "plots", "report", "report_page", "report_text",
                   "trajectory_plots"}
 ABOVE = {
@@ -33,6 +33,7 @@ ABOVE = {
     "cli": RECORDS | {"arguments", "cluster", "dryrun", "commands", "quantized", "serving"},
     "arguments": BASE,
     "checkpoint": BASE,
+    "arrays": set(),
     "config": set(),
     "types": set(),
     "groups": set(),

@@ -7,6 +7,7 @@ from typing import Optional
 
 import numpy as np
 
+from fastsched.arrays import from_text, to_text
 from fastsched.config import SchedulerConfig
 from fastsched.control.prompts import PromptSampler
 from fastsched.control.window import Success
@@ -66,9 +67,9 @@ class SkippingSampler(PromptSampler):
     def own_state(self) -> dict:
         """The streaks of the prompts that have one."""
         seen = np.flatnonzero(self.streak)
-        return {"easy": self.easy, "hard": self.hard, "seen": seen.tolist(), "streak": self.streak[seen].tolist()}
+        return {"easy": self.easy, "hard": self.hard, "seen": to_text(seen, "<i4"), "streak": to_text(self.streak[seen], "<i1")}
 
     def load_own_state(self, state: dict) -> None:
         self.easy, self.hard = state["easy"], state["hard"]
         self.streak.fill(0)
-        self.streak[state["seen"]] = state["streak"]
+        self.streak[from_text(state["seen"], "<i4")] = from_text(state["streak"], "<i1")

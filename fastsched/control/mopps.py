@@ -7,6 +7,7 @@ from typing import Optional
 
 import numpy as np
 
+from fastsched.arrays import from_text, to_text
 from fastsched.config import SchedulerConfig
 from fastsched.control.prompts import PromptSampler
 from fastsched.control.window import Success
@@ -42,9 +43,10 @@ class PosteriorSampler(PromptSampler):
     def own_state(self) -> dict:
         """The posterior of the prompts that were seen; the others have the prior."""
         seen = np.flatnonzero((self.wins != PRIOR) | (self.losses != PRIOR))
-        return {"seen": seen.tolist(), "wins": self.wins[seen].tolist(), "losses": self.losses[seen].tolist()}
+        return {"seen": to_text(seen, "<i4"), "wins": to_text(self.wins[seen], "<f4"), "losses": to_text(self.losses[seen], "<f4")}
 
     def load_own_state(self, state: dict) -> None:
         self.wins.fill(PRIOR)
         self.losses.fill(PRIOR)
-        self.wins[state["seen"]], self.losses[state["seen"]] = state["wins"], state["losses"]
+        seen = from_text(state["seen"], "<i4")
+        self.wins[seen], self.losses[seen] = (from_text(state[name], "<f4") for name in ("wins", "losses"))

@@ -23,7 +23,7 @@ from fastsched.control.window import (
 )
 from fastsched.types import Features, Knobs, Outcomes, Selection, Stats
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 COEFFICIENT_RULES = {"rules": rules, "targets": targets, "constant": constant}
 
 

@@ -3,11 +3,11 @@
 T tokens of B responses one after another, L tokens of one response.
 """
 
-import base64
-import zlib
 from typing import NamedTuple, Sequence
 
 import numpy as np
+
+from fastsched.arrays import from_text, to_text
 
 BINS = 100
 RARE = 20  # tokens seen fewer times have no score
@@ -75,9 +75,7 @@ class TokenPositions:
 
     def state_dict(self) -> dict[str, str]:
         """JSON-able, exact: int64, compressed, base64."""
-        return {name: base64.b64encode(zlib.compress(np.ascontiguousarray(v, "<i8").tobytes())).decode("ascii")
-                for name, v in (("keys", self.keys), ("counts", self.counts))}
+        return {name: to_text(v, "<i8") for name, v in (("keys", self.keys), ("counts", self.counts))}
 
     def load_state_dict(self, state: dict[str, str]) -> None:
-        self.keys, self.counts = (np.frombuffer(zlib.decompress(base64.b64decode(state[name])), "<i8").astype(np.int64)
-                                  for name in ("keys", "counts"))
+        self.keys, self.counts = (from_text(state[name], "<i8").astype(np.int64) for name in ("keys", "counts"))

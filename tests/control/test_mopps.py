@@ -79,3 +79,15 @@ def test_large_sets_are_sampled_without_a_permutation():
     one = PosteriorSampler(SchedulerConfig(kind="mopps"), bins, np.array([200_000]), 32, 0)
     rows = one.draw(32, UNKNOWN).rows
     assert len(set(rows.tolist())) == 32 and rows.min() >= 0 and rows.max() < 200_000
+
+
+def test_the_state_of_prompts_that_were_all_seen_fits_its_budget():
+    """Issue C 7: at most 16 bytes a prompt, in a checkpoint too."""
+    n = 50_000
+    make = lambda: PosteriorSampler(SchedulerConfig(kind="mopps", mopps=MoppsConfig(decay=0.9)), np.zeros(n, np.int64), np.array([n]), 8, 0)
+    one, other, rng = make(), make(), np.random.default_rng(0)
+    one.wins[:], one.losses[:] = rng.random((2, n)) * 9 + 1  # no two alike: nothing to compress
+    text = json.dumps(one.state_dict())
+    assert len(text) - len(json.dumps(other.state_dict())) < 16 * n
+    other.load_state_dict(json.loads(text))
+    assert np.array_equal(one.wins, other.wins) and np.array_equal(one.losses, other.losses)
