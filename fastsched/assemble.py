@@ -122,8 +122,10 @@ def _learner(cfg: Config, run_dir: Path, model_path: Path, train_set: PromptSet)
             "model.attention: flex_attention has no backward pass on a CPU; use sdpa")
     torch.manual_seed(cfg.train.seed)
     policy, teacher = load_policy(model_path, cfg.model), None
-    require_full_attention(policy.config, cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens)
+    longest = cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens
+    require_full_attention(policy.config, longest)
     if cfg.learner.teacher:
         teacher_path = prepare_model(replace(cfg, model=replace(cfg.model, name=cfg.learner.teacher)))
         teacher = load_teacher(teacher_path, model_path, policy, cfg.model)
+        require_full_attention(teacher.config, longest, "learner.teacher")
     return Learner(DeepSpeedLearner(policy, cfg.learner, cfg.model, teacher), cfg, run_dir, train_set.bins)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastsched.ahead import listed, unlisted
 from fastsched.assemble import Run
-from fastsched.config import ConfigError
+from fastsched.config import ConfigError, require
 from fastsched.data.rewards import RewardItem
 from fastsched.engines.rollout import measure_sync, require_sync
 from fastsched.engines.weights import SyncError, layer_fingerprints
@@ -162,8 +162,12 @@ def restore_ahead(run: Run, state: Optional[dict]) -> None:
     selection = Selection(np.array(state["rows"], np.int64), np.array(state["bins"], np.int64))
     batch, engine = Batch.of(run, selection, state["step"]), run.learner.engine
     mine = range(engine.rank, len(selection.rows), engine.world_size)
-    saved = [group_of(state["responses"], i, batch.sampling.responses) for i in mine]
-    responses = [unlisted(prompt, one) for prompt, group in zip(batch.prompts, saved, strict=True) for one in group]
+    held, group = sum(len(part) for part in state["responses"]), batch.sampling.responses
+    require(held == len(selection.rows) * group,
+            f"rollout.responses: {group}, but the batch sampled ahead for step {state['step']} holds {held} responses to "
+            f"{len(selection.rows)} prompts; resume with {held // len(selection.rows)}, or with rollout.ahead 0, which samples it anew")
+    saved = [group_of(state["responses"], i, group) for i in mine]
+    responses = [unlisted(prompt, one) for prompt, replies in zip(batch.prompts, saved, strict=True) for one in replies]
     run.ahead.put_back(state["step"], Drawn(selection, tuple(state["weights"]), batch), responses)
 
 

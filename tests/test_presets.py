@@ -74,7 +74,7 @@ def test_ads_has_its_published_settings():
     assert (cfg.rollout.responses, cfg.rollout.max_new_tokens, cfg.rollout.temperature) == (8, 8192, 1.0)
     assert (cfg.learner.lr, cfg.learner.updates_per_batch, cfg.learner.drop_unsolved) == (1e-6, 16, True)
     assert cfg.data.max_prompt_tokens == 2048 and cfg.scheduler.kl.start == 0.001 and cfg.scheduler.entropy.ceiling == 0
-    assert cfg.train.steps == min(800, 10 * 9000 // 128 // 10 * 10)  # ten epochs, in whole tens
+    assert cfg.train.steps == min(800, 10 * ((9000 - cfg.data.eval_per_bin) // 128))  # ten epochs of whole batches
 
 
 @pytest.mark.parametrize("name", CARD_GB)

@@ -118,7 +118,7 @@ def convert_smollm2(path: Path) -> None:
     tokenizer.save_pretrained(path)
 
 
-def require_full_attention(config: PretrainedConfig, longest: int) -> None:
+def require_full_attention(config: PretrainedConfig, longest: int, key: str = "model.name") -> None:
     """ConfigError for a model some of whose layers do not see a whole sequence of `longest` tokens.
 
     The block mask of packed rows takes the place of the model's own, so that a window would silently be lost.
@@ -130,7 +130,7 @@ def require_full_attention(config: PretrainedConfig, longest: int) -> None:
     if (getattr(text, "sliding_window", None) or 0) >= longest:
         kinds.discard("sliding_attention")
     if kinds - {"full_attention"}:
-        raise ConfigError(f"model.name: {config.model_type} has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}, which the "
+        raise ConfigError(f"{key}: {config.model_type} has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}, which the "
                           f"learner's packed rows would run as full attention over up to {longest} tokens; use a model with full "
                           "attention, or prompts and responses that fit its window")
 

@@ -287,8 +287,8 @@ def test_layers_that_do_not_see_a_whole_sequence_are_refused():
     models.require_full_attention(window, 4)
     with pytest.raises(ConfigError, match="model.name: qwen2 has layers of kind sliding_attention, .* over up to 5 tokens"):
         models.require_full_attention(window, 5)
-    with pytest.raises(ConfigError, match="model.name: mistral has layers of kind sliding_attention"):
-        models.require_full_attention(MistralConfig(**QWEN, sliding_window=4), 5)
+    with pytest.raises(ConfigError, match="learner.teacher: mistral has layers of kind sliding_attention"):
+        models.require_full_attention(MistralConfig(**QWEN, sliding_window=4), 5, "learner.teacher")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="flash-attn may be there")
