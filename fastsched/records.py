@@ -76,7 +76,7 @@ OPTIONAL_COLUMNS: dict[str, str] = {
     "p_std_b": "Posterior standard deviation of success in bin b (p_std_0, p_std_1, ...).",
     "trained_groups": "Groups trained in this step, over all ranks; fewer than the batch where too few were complete (speed).",
     "buffered_groups": "Groups kept for later steps: waiting for their other responses (speed) or to be trained again (dots).",
-    "stale": "Share of responses sampled from older weights; with any, every ratio of the step is taken against the sampler.",
+    "stale": "Share of responses sampled from older weights; with any and no rollout.correction, every ratio of the step is taken against the sampler.",
     "correction_mean": "Mean of pi_old / pi_sampler over kept tokens, before any bound; empty without rollout.correction.",
     "correction_max": "Largest pi_old / pi_sampler of a kept token.",
     "correction_capped": "Share of kept tokens whose ratio, of the token or its response, was cut to correction_cap.",

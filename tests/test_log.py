@@ -171,7 +171,9 @@ def test_terminal_shows_bar_phase_and_block(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=160, color_system=None)
     with RunLog(tmp_path, QUIET, 3, console=console, window=(0.4, 0.6)) as log:
         with log.phase("generate"):
-            time.sleep(0.6)
+            until = time.monotonic() + 30
+            while "generate 1 s" not in console.file.getvalue() and time.monotonic() < until:
+                time.sleep(0.1)
         log.step(rows_of(3)[0])
     shown = console.file.getvalue()
     assert "step 0/3" in shown and "generate 1 s" in shown and "1/3" in shown

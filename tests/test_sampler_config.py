@@ -34,14 +34,15 @@ def test_refills_beside_a_buffer_are_refused(kind):
 
 @pytest.mark.parametrize("kind", ["speed", "dots"])
 @pytest.mark.parametrize("rollout, message", [
-    ({"correction": "token_tis"}, "rollout.correction: .*already holds the correction that token_tis"),
     ({"top_p": 0.9}, "rollout.top_p, rollout.top_k: .*renormalise"), ({"top_k": 20}, "rollout.top_p, rollout.top_k: .*renormalise"),
 ])
 def test_settings_that_assume_fresh_responses_are_refused(kind, rollout, message):
     with pytest.raises(ConfigError, match=message):
         Config(scheduler=SchedulerConfig(kind=kind), rollout=RolloutConfig(**rollout))
+    with pytest.raises(ConfigError, match=message):
+        Config(rollout=RolloutConfig(engine="vllm_server", ahead=1, **rollout))
     assert Config(scheduler=SchedulerConfig(kind="vcrl"), rollout=RolloutConfig(**rollout)).scheduler.kind == "vcrl"
-    assert Config(scheduler=SchedulerConfig(kind=kind)).scheduler.kind == kind
+    assert Config(scheduler=SchedulerConfig(kind=kind), rollout=RolloutConfig(correction="icepop")).scheduler.kind == kind
 
 
 @pytest.mark.parametrize("kind", ["speed", "dots", "ads"])

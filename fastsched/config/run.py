@@ -146,7 +146,8 @@ class RolloutConfig:
     correction: Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis", "icepop", "geometric"] = "none"
     """Weight of the surrogate for the engine/learner mismatch rho = pi_old / pi_sampler (algorithms.md 5.1): truncated or masked
     importance sampling by token or response, IcePop (arXiv 2510.18855), or keeping the responses whose geometric mean of rho lies
-    within the bounds. Not applied to stale responses, whose ratio is taken against the sampler already."""
+    within the bounds. Of stale responses, sampled by older weights, it is the whole distance from
+    pi_old, so that the ratio clipped is to the learner's own; without it their ratio is taken against the sampler."""
     correction_cap: Optional[float] = None
     """Upper bound of the ratio; by default 2 (token_tis, sequence_tis, token_mis), 3 (sequence_mis), 5 (icepop), 1.001 (geometric)."""
     correction_floor: Optional[float] = None
@@ -264,17 +265,17 @@ class Config:
         copies = self.scheduler.copy_every > 0 or self.scheduler.copy_kl is not None
         require(copies == (self.learner.reference == "copy"),
                 "learner.reference: copy needs scheduler.copy_every or scheduler.copy_kl, and average takes neither")
-        if self.scheduler.kind in ("speed", "dots"):
+        if self.scheduler.kind in ("speed", "dots") or self.rollout.ahead:
             _check_earlier_responses(self)
 
 
 def _check_earlier_responses(cfg: Config) -> None:
-    """What training on responses of earlier weights needs: their ratio is taken to the sampler's own log-probabilities."""
-    kind, rollout = f"scheduler.kind={cfg.scheduler.kind} trains responses of earlier weights", cfg.rollout
-    require(rollout.correction == "none", f"rollout.correction: {kind}, whose ratio to the sampler's log-probabilities already holds the "
-                                          f"correction that {rollout.correction} would apply again; set it to none")
-    require(rollout.top_p == 1.0 and rollout.top_k == -1, f"rollout.top_p, rollout.top_k: {kind} against the sampler's log-probabilities, "
-                                                          "which top_p and top_k renormalise; use top_p=1, top_k=-1")
+    """What training on responses of earlier weights needs: their weight comes from the sampler's own log-probabilities."""
+    rollout = cfg.rollout
+    kind = "rollout.ahead" if rollout.ahead else f"scheduler.kind={cfg.scheduler.kind}"
+    require(rollout.top_p == 1.0 and rollout.top_k == -1, f"rollout.top_p, rollout.top_k: {kind} trains responses of earlier weights "
+                                                          "against the sampler's log-probabilities, which top_p and top_k renormalise; "
+                                                          "use top_p=1, top_k=-1")
     screen = cfg.scheduler.speed.screen
     require(cfg.scheduler.kind != "speed" or screen < rollout.responses,
             f"scheduler.speed.screen: {screen} of rollout.responses {rollout.responses} leave nothing to continue; lower it")

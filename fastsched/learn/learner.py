@@ -74,15 +74,17 @@ class Learner:
         """Train on this rank's responses (prompt-major) with rewards [P, G]; returns statistics over all ranks.
 
         Responses whose reward is NaN are left out: no loss, no share in any denominator; so are unsolved groups with
-        `drop_unsolved`. If any response of any rank is stale, that is
-        sampled from other weights than version `step - 1`, the sampler's log-probabilities are pi_old for the whole batch.
+        `drop_unsolved`. A response is stale if sampled from other weights than version `step - 1`. With a stale one on any rank,
+        the sampler is pi_old for the whole batch; with `rollout.correction`, pi_old is the learner's own and the correction
+        weighs pi_old / pi_sampler, of older weights too (the decoupled objective of arXiv 2110.00641).
         """
         if self.cfg.learner.drop_unsolved:
             rewards = without_unsolved(rewards, knobs.r_threshold)
         if knobs.copy_reference:
             self.engine.copy_reference()
         stale = np.array([r.weight_version != step - 1 for r in responses])
-        objective = Objective(self.cfg.learner, self.cfg.rollout, knobs, bypass=bool(self._over_ranks(stale.sum())))
+        any_stale = bool(self._over_ranks(stale.sum()))
+        objective = Objective(self.cfg.learner, self.cfg.rollout, knobs, bypass=any_stale and self.cfg.rollout.correction == "none")
         samples, quantile = self._samples(responses, rewards, objective, step)
         batches = self._mini_batches(samples, np.flatnonzero(np.isfinite(rewards).any(1)), step)
         objective = self._divided(objective, batches)

@@ -63,12 +63,12 @@ class Objective:
     learner: LearnerConfig
     rollout: RolloutConfig
     knobs: Knobs
-    bypass: bool = False  # the old log-probabilities are the sampler's: the ratio already holds the correction
+    bypass: bool = False  # pi_old is the sampler: stale responses without a correction
     correction_mean: float = 1.0  # by which correction weights are divided
 
     @property
     def corrects(self) -> bool:
-        return self.rollout.correction != "none" and not self.bypass
+        return self.rollout.correction != "none"
 
     @property
     def needs_reference(self) -> bool:

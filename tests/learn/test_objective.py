@@ -117,7 +117,7 @@ def test_rpg_clips_as_configured(model_path, tmp_path):
 
 def test_stale_responses_take_their_ratio_against_the_sampler(model_path, tmp_path):
     """On policy the sampler's log-probabilities do not enter the loss; with one stale response they do for the whole batch, the clip
-    acts, a correction is not multiplied again, and a token the sampler gave no log-probability has ratio one."""
+    acts, and a token the sampler gave no log-probability has ratio one."""
     fresh, rewards = batch(model_path)
     fresh[3].logp[1] = np.nan
     stale = [replace(r, weight_version=-1) if i == 5 else r for i, r in enumerate(fresh)]
@@ -126,12 +126,24 @@ def test_stale_responses_take_their_ratio_against_the_sampler(model_path, tmp_pa
     stats, ours = gradient(learner, fresh, rewards, KNOBS)
     assert_same(ours, plain_gradient(model_path, learner.cfg, KNOBS, fresh, rewards, keep=everything))
     assert stats.stale == 0 and stats.clip_fraction == 0
-    corrected = replace(ROLLOUT, correction="token_tis")
-    for rollout in (ROLLOUT, corrected):
-        stats, ours = gradient(make(model_path, tmp_path, rollout=rollout), stale, rewards, KNOBS)
-        truth = plain_gradient(model_path, learner.cfg, KNOBS, stale, rewards, keep=everything, old="sampler")
-        assert_same(ours, truth)
-        assert stats.stale == 1 / 16 and stats.clip_fraction > 0.05 and np.isnan(stats.correction_mean)
+    stats, ours = gradient(make(model_path, tmp_path), stale, rewards, KNOBS)
+    assert_same(ours, plain_gradient(model_path, learner.cfg, KNOBS, stale, rewards, keep=everything, old="sampler"))
+    assert stats.stale == 1 / 16 and stats.clip_fraction > 0.05 and np.isnan(stats.correction_mean)
+
+
+def test_a_correction_of_stale_responses_is_decoupled_from_the_clip(model_path, tmp_path):
+    """The ratio that is clipped is to the learner's own weights, one here; the way from there to the older sampler is the weight."""
+    responses, rewards = batch(model_path, version=-1)
+    model, everything = load_policy(model_path, MODEL), [np.ones(len(r.token_ids), bool) for r in responses]
+    with torch.no_grad():
+        rho = [(chosen(logits_of(model, r).log_softmax(-1), r) - torch.from_numpy(r.logp)).exp() for r in responses]
+    learner = make(model_path, tmp_path, rollout=replace(ROLLOUT, correction="token_tis", correction_cap=1.1))
+    stats, ours = gradient(learner, responses, rewards, KNOBS)
+    assert_same(ours, plain_gradient(model_path, learner.cfg, KNOBS, responses, rewards, keep=everything,
+                                     weights=[r.clamp(max=1.1) for r in rho]))
+    used = torch.cat([rho[i] for i in np.flatnonzero(np.isfinite(rewards.flat))])
+    assert stats.stale == 1 and stats.clip_fraction == 0 and stats.correction_mean == pytest.approx(float(used.mean()), rel=1e-5)
+    assert stats.correction_capped > 0.05 and stats.correction_capped == pytest.approx(float((used > 1.1).float().mean()))
 
 
 @pytest.mark.parametrize("kind, divide", [("token_tis", False), ("sequence_tis", True), ("geometric", False), ("icepop", True)])
