@@ -8,7 +8,7 @@ import numpy as np
 from fastsched.assemble import Run
 from fastsched.buffers import Group
 from fastsched.groups import flat_groups, mixed_groups
-from fastsched.rollouts import Rollouts, join_outcomes, one_batch, roll_out
+from fastsched.rollouts import Rollouts, join_outcomes, one_batch, roll_out, staleness
 from fastsched.types import Outcomes, Selection
 
 
@@ -43,7 +43,7 @@ def screened(run: Run, step: int, wanted: int) -> Rollouts:
         if waiting:
             break
     complete = [_completed(waiting[i], group) for i, group in groups if i < len(waiting)]
-    return _trained(run, complete, join_outcomes([p.outcomes for p in parts]), part.probe, len(waiting))
+    return _trained(run, step, complete, join_outcomes([p.outcomes for p in parts]), part.probe, len(waiting))
 
 
 def _fused(run: Run, step: int, number: int, waiting: list[Group], wanted: int) -> tuple[Rollouts, list[tuple[int, Group]]]:
@@ -77,10 +77,11 @@ def replayed(run: Run, step: int, wanted: int) -> Rollouts:
     """DOTS with rollout replay (arXiv 2506.05316): a share of the batch from the buffer, the rest new, which then enters the buffer.
 
     Replayed groups are a random choice that holds no prompt of the new part; until the buffer can fill its share, more is new.
-    Only groups with two different rewards are kept.
+    Only groups with two different rewards are kept, until they are `dots.max_age` weight versions old.
     """
-    engine = run.learner.engine
-    old = min(int(run.cfg.scheduler.dots.replay * wanted), len(run.buffer))
+    engine, dots = run.learner.engine, run.cfg.scheduler.dots
+    run.buffer.forget(step - 1 - dots.max_age)
+    old = min(int(dots.replay * wanted), len(run.buffer))
     fresh = roll_out(run, step, wanted - old)
     rng = np.random.default_rng([run.cfg.train.seed, step, old])
     again = run.buffer.sample(old, set(fresh.outcomes.rows.tolist()), rng)
@@ -88,7 +89,7 @@ def replayed(run: Run, step: int, wanted: int) -> Rollouts:
     groups = _groups(run, fresh, np.full(len(signal), run.cfg.rollout.responses))
     run.buffer.put(_gathered(run, [(i, group) for i, group in groups if signal[i] and group.usable]))
     mine = [group for _, group in groups] + again[engine.rank::engine.world_size]
-    return _trained(run, mine, fresh.outcomes, fresh.probe, fresh.trained + len(again))
+    return _trained(run, step, mine, fresh.outcomes, fresh.probe, fresh.trained + len(again))
 
 
 def _groups(run: Run, part: Rollouts, counts: np.ndarray) -> list[tuple[int, Group]]:
@@ -107,8 +108,9 @@ def _gathered(run: Run, groups: list[tuple[int, Group]]) -> list[Group]:
     return [group for _, group in sorted(everywhere, key=lambda entry: entry[0])]
 
 
-def _trained(run: Run, groups: Sequence[Group], outcomes: Outcomes, probe: list[int], trained: int) -> Rollouts:
+def _trained(run: Run, step: int, groups: Sequence[Group], outcomes: Outcomes, probe: list[int], trained: int) -> Rollouts:
     responses = [r for group in groups for r in group.responses]
     texts = run.tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True) if responses else []
     rewards = np.array([group.rewards for group in groups]).reshape(len(groups), run.cfg.rollout.responses)
-    return Rollouts([run.train_set.prompt(group.row) for group in groups], responses, rewards, texts, outcomes, probe, trained)
+    return Rollouts([run.train_set.prompt(group.row) for group in groups], responses, rewards, texts, outcomes, probe, trained,
+                    staleness=staleness(run, responses, step))

@@ -48,6 +48,10 @@ class GroupBuffer:
         """Remove and return the oldest `count` groups, fewer when there are not so many."""
         return [self.groups.pop(row) for row in list(self.groups)[:count]]
 
+    def forget(self, version: int) -> None:
+        """Remove the groups of which a response was sampled by weights before `version`."""
+        self.groups = {row: g for row, g in self.groups.items() if min(r.weight_version for r in g.responses) >= version}
+
     def sample(self, count: int, without: Collection[int], rng: np.random.Generator) -> list[Group]:
         """At most `count` distinct groups at random, none of the rows `without`; they stay."""
         rows = [row for row in self.groups if row not in without]

@@ -76,7 +76,7 @@ OPTIONAL_COLUMNS: dict[str, str] = {
     "p_std_b": "Posterior standard deviation of success in bin b (p_std_0, p_std_1, ...).",
     "trained_groups": "Groups trained in this step, over all ranks; fewer than the batch where too few were complete (speed).",
     "buffered_groups": "Groups kept for later steps: waiting for their other responses (speed) or to be trained again (dots).",
-    "stale": "Share of responses sampled from older weights; with any and no rollout.correction, every ratio of the step is taken against the sampler.",
+    "stale": "Share of responses sampled from older weights; with any, and no rollout.correction, ratios are taken against the sampler.",
     "correction_mean": "Mean of pi_old / pi_sampler over kept tokens, before any bound; empty without rollout.correction.",
     "correction_max": "Largest pi_old / pi_sampler of a kept token.",
     "correction_capped": "Share of kept tokens whose ratio, of the token or its response, was cut to correction_cap.",
@@ -84,7 +84,7 @@ OPTIONAL_COLUMNS: dict[str, str] = {
     "kl_gate": "h0 of the KL gate, nats: below this entropy the KL term acts on a token; empty while it acts on all.",
     "reference_copied": "1 when the reference became a copy of the policy before this step's update.",
     "snr_b": "Gradient signal-to-noise ratio of bin b (snr_0, snr_1, ...); grad_snr then includes the differences between bins.",
-    "staleness": "Weight versions by which the oldest response of this step lags behind the policy it trains; 0 without rollout.ahead.",
+    "staleness": "Weight versions by which the oldest trained response lags behind the policy: at most rollout.ahead, but for speed, dots.",
     "missing_logprobs": "Sampled tokens so far for which the sampler gave no log-probability.",
 }
 """Columns that a row may add; any other name is allowed too, without an entry in the glossary."""

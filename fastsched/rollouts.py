@@ -62,7 +62,7 @@ class Rollouts:
     probe: list[int]  # token ids of one prompt and response, for the check of the weight sync
     trained: int  # groups of all ranks
     weights: tuple[float, ...] = ()  # sampling weights of the bins that drew them; () where several draws did
-    staleness: float = 0.0  # weight versions, see `_staleness`
+    staleness: float = 0.0  # of `responses`, weight versions
 
     def columns(self) -> dict[str, float]:
         """Of metrics.csv. Where the next batch is drawn already, the scheduler's own weights are not those that drew this one."""
@@ -109,7 +109,7 @@ def one_batch(run: Run, selection: Selection, step: int, number: int = 0) -> Rol
 
 
 def _scored(run: Run, drawn: Drawn, responses: list[Response], step: int) -> Rollouts:
-    selection, batch, lag = drawn.selection, drawn.batch, _staleness(run, responses, step)
+    selection, batch, lag = drawn.selection, drawn.batch, _bounded_staleness(run, responses, step)
     with run.log.phase("reward"):
         each = batch.responses or [batch.sampling.responses] * len(batch.prompts)
         scores, texts, _ = score_each(run, [p for p, n in zip(batch.prompts, each, strict=True) for _ in range(n)], responses)
@@ -177,13 +177,17 @@ def group_of(ranks: Sequence[Sequence[T]], place: int, group: int) -> Sequence[T
     return held[number * group:(number + 1) * group]
 
 
-def _staleness(run: Run, responses: Sequence[Response], step: int) -> float:
-    """Versions by which the oldest response of all ranks lags behind the policy of this step; SyncError beyond `rollout.ahead`."""
-    lag = max((step - 1 - r.weight_version for r in responses), default=0)
-    lag = float(run.learner.engine.all_reduce(np.array([float(lag)]), op="max")[0])
+def _bounded_staleness(run: Run, responses: Sequence[Response], step: int) -> float:
+    lag = staleness(run, responses, step)
     if lag > run.cfg.rollout.ahead:
         raise SyncError(f"step {step}: responses are {lag:.0f} weight versions old, rollout.ahead allows {run.cfg.rollout.ahead}")
     return lag
+
+
+def staleness(run: Run, responses: Sequence[Response], step: int) -> float:
+    """Weight versions by which the oldest response of all ranks lags behind the policy of this step."""
+    lag = max((step - 1 - r.weight_version for r in responses), default=0)
+    return float(run.learner.engine.all_reduce(np.array([float(lag)]), op="max")[0])
 
 
 def score(run: Run, prompts: list[Prompt], responses: Sequence[Response]) -> tuple[np.ndarray, list[str], dict[str, int]]:

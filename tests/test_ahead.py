@@ -15,7 +15,7 @@ from test_training import rows, wait_for_row
 
 from fastsched.ahead import LookAhead, listed, unlisted
 from fastsched.engines.weights import SyncError
-from fastsched.rollouts import _staleness
+from fastsched.rollouts import _bounded_staleness
 from fastsched.types import Prompt, Response
 
 
@@ -77,9 +77,9 @@ def test_staleness_is_bounded(ahead, versions, expected):
     responses = [Response(0, (1,), (2,), np.zeros(1, np.float32), "stop", version) for version in versions]
     if expected is None:
         with pytest.raises(SyncError, match=f"weight versions old, rollout.ahead allows {ahead}"):
-            _staleness(run, responses, 5)
+            _bounded_staleness(run, responses, 5)
     else:
-        assert _staleness(run, responses, 5) == expected
+        assert _bounded_staleness(run, responses, 5) == expected
 
 
 @pytest.mark.slow

@@ -116,6 +116,7 @@ def test_speed_screens_then_fuses_continuations_with_the_next_screen(run):
     complete(second)
     assert len(one.calls) == 3 and [p.row for p in second.prompts] == waiting[:P] == [row for row, n in one.calls[2] if n == G - SCREEN]
     assert [r.weight_version for r in second.responses] == ([0] * SCREEN + [1] * (G - SCREEN)) * second.trained
+    assert (first.staleness, second.staleness) == (0, 1)
     assert one.scheduler.success.failed_scores == 0  # what was not sampled did not fail
 
 
@@ -182,10 +183,19 @@ def test_dots_replays_half_of_a_batch_and_observes_only_what_is_new(run):
     assert [p.row for p in new] == second.outcomes.rows.tolist() == [row for row, _ in one.calls[1]]
     assert {p.row for p in again} <= set(kept) and len(again) <= old and second.trained == len(new) + len(again)
     assert [r.weight_version for r in second.responses] == [1] * G * len(new) + [0] * G * len(again)
+    assert (first.staleness, second.staleness) == (0, 1)
     assert second.outcomes.lengths.sum() == sum(len(r.token_ids) for r in second.responses[:G * len(new)])
     for step in range(3, 8):
         take_step(one, step, train=False)
     assert len(one.buffer) == DOTS.dots.buffer
+
+
+def test_dots_forgets_groups_of_old_weights(run):
+    one = of(run, replace(DOTS, dots=DotsConfig(buffer=1000, max_age=2)))
+    ages = [take_step(one, step, train=False).staleness for step in range(1, 9)]
+    assert ages[:2] == [0, 1] and max(ages) == 2
+    oldest = [min(r.weight_version for r in group.responses) for group in one.buffer.groups.values()]
+    assert min(oldest) == 7 - 2
 
 
 @pytest.mark.parametrize("share, new", [(0.0, P), (0.7, P - 4)])

@@ -49,6 +49,16 @@ def test_a_sample_stays_is_distinct_and_leaves_out_what_it_should():
     assert len(buffer) == 8 and len(buffer.sample(20, {0, 1}, rng)) == 6
 
 
+def test_groups_of_older_weights_are_forgotten():
+    buffer = GroupBuffer(10)
+    mixed = Group(3, group(3, version=4).responses + group(3, version=6).responses, np.zeros(6))
+    buffer.put([group(1, version=5), group(2, version=4), mixed])
+    buffer.forget(5)
+    assert list(buffer.groups) == [1]
+    buffer.forget(0)
+    assert list(buffer.groups) == [1]
+
+
 def test_no_capacity_keeps_nothing():
     assert len(filled(1, 2, capacity=0)) == 0
 

@@ -66,10 +66,12 @@ class DotsConfig:
     """Share of the trained groups that come from the replay buffer; 0 turns it off."""
     buffer: int = 512
     """Groups in the replay buffer; the oldest leave first."""
+    max_age: int = 32
+    """Weight versions after which a group leaves the buffer."""
 
     def __post_init__(self):
-        require(min(self.reference, self.refresh, self.pool, self.buffer) >= 1,
-                "scheduler.dots: reference, refresh, pool and buffer must be at least 1")
+        require(min(self.reference, self.refresh, self.pool, self.buffer, self.max_age) >= 1,
+                "scheduler.dots: reference, refresh, pool, buffer and max_age must be at least 1")
         require(self.temperature > 0, "scheduler.dots.temperature: must be positive")
         require(0 <= self.replay < 1, "scheduler.dots.replay: must lie in [0, 1): some of each batch has to be new")
 
