@@ -12,11 +12,9 @@ from pathlib import Path
 
 from fastsched.arguments import changed_keys, parse_config, preset_path
 from fastsched.checkpoint import checkpoints, step_of
-from fastsched.config import Config, ConfigError
+from fastsched.config import DONE, GUARD, INTERRUPTED, Config, ConfigError
 from fastsched.records import complete_lines
 from fastsched.runs import last, load_run
-
-BAD_INPUT, GUARD, INTERRUPTED = 2, 3, 130
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def command(*arguments: str) -> int:
     except KeyboardInterrupt:
         process.wait()
         sys.exit(INTERRUPTED)
-    if code not in (0, GUARD):
+    if code not in (DONE, GUARD):
         sys.exit(code)
     return code
 

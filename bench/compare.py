@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.arms import BAD_INPUT, Arm, Comparison, train_all
-from fastsched.config import ConfigError
+from bench.arms import Arm, Comparison, train_all
+from fastsched.config import BAD_INPUT, ConfigError
 from fastsched.report import write_report
 from fastsched.runs import SETTLED, in_window_share, load_run
 

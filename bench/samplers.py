@@ -19,10 +19,10 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from bench.arms import BAD_INPUT, Arm, Comparison, chosen, parser, train_all
+from bench.arms import Arm, Comparison, chosen, parser, train_all
 from bench.summary import band, estimate, markdown_table, write_results
 from fastsched.arguments import parse_config, preset_path
-from fastsched.config import Config, ConfigError, require
+from fastsched.config import BAD_INPUT, Config, ConfigError, require
 from fastsched.plots import COLOURS, STYLE
 from fastsched.runs import Run, load_run, mean_accuracy
 

@@ -16,10 +16,10 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from bench.arms import BAD_INPUT, Arm, Comparison, chosen, parser, train_all
+from bench.arms import Arm, Comparison, chosen, parser, train_all
 from bench.summary import band, estimate, markdown_table, write_results
 from fastsched.arguments import parse_config, preset_path
-from fastsched.config import ConfigError, require
+from fastsched.config import BAD_INPUT, ConfigError, require
 from fastsched.plots import COLOURS, STYLE
 from fastsched.runs import Run, load_run, mean_accuracy
 

@@ -17,6 +17,7 @@ from fastsched.data.datasets import PromptSet
 from fastsched.data.features import open_features, with_feature_bins
 from fastsched.data.rewards import RewardPool
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed, leave_distributed
+from fastsched.engines.limits import LimitedRollout
 from fastsched.engines.models import load_policy, load_tokenizer, require_full_attention, stop_token_ids
 from fastsched.engines.rollout import RolloutEngine, open_rollout
 from fastsched.engines.teacher import load_teacher
@@ -80,7 +81,7 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
         if learner:
             log.note(f"head: {_head(cfg, learner)}, ZeRO stage {cfg.learner.zero_stage}")
     with log.phase("starting the sampler"):
-        rollout = sampler_of(cfg, model_path, run_dir)
+        rollout = sampler_of(cfg, model_path, run_dir, log)
     scheduler = _scheduler(cfg, train_set, features, log) if learn else None
     buffer = make_buffer(cfg.scheduler, cfg.train.prompts_per_step)
     ahead = LookAhead(rollout.generate) if cfg.rollout.ahead and learn else None
@@ -103,11 +104,12 @@ def _scheduler(cfg: Config, train_set: PromptSet, features: Optional[Features], 
     return scheduler
 
 
-def sampler_of(cfg: Config, model_path: Path, run_dir: Path) -> RolloutEngine:
-    return open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed,
-                        max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
-                        stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code),
-                        trust_remote_code=cfg.model.trust_remote_code, log_dir=run_dir)
+def sampler_of(cfg: Config, model_path: Path, run_dir: Path, log: RunLog) -> RolloutEngine:
+    engine = open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed,
+                          max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
+                          stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code),
+                          trust_remote_code=cfg.model.trust_remote_code, log_dir=run_dir)
+    return engine if cfg.rollout.engine == "vllm_server" else LimitedRollout(engine, cfg.rollout.timeout_s, log.warn)
 
 
 def _head(cfg: Config, learner: Learner) -> str:

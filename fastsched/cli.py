@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Sequence
 
 from fastsched.arguments import config_parser, parse_config, preset_names, preset_path
-from fastsched.config import Config, ConfigError, FeaturesMissing
-
-DONE, BAD_INPUT, GUARD, INTERRUPTED = 0, 2, 3, 130
+from fastsched.config import BAD_INPUT, DONE, GUARD, INTERRUPTED, Config, ConfigError, FeaturesMissing
+from fastsched.types import EngineError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if int(os.environ.get("RANK", 0)) == 0:
             print(f"fastsched: {error}", file=sys.stderr)
         return BAD_INPUT
+    except EngineError as error:
+        print(f"fastsched: {error}", file=sys.stderr)
+        return GUARD
 
 
 def _train(arguments: list[str]) -> int:
@@ -154,14 +156,11 @@ def _serve_bench(arguments: list[str]) -> int:
     parser.add_argument("--average", action="store_true", help="the averaged policy instead of the policy")
     parser.add_argument("--port", type=int, default=0, help="default: any free one")
     own = parser.parse_args(arguments)
-    from fastsched.serving import ServerError, figures_text, serve_bench
+    from fastsched.serving import figures_text, serve_bench
 
     try:
         result = serve_bench(own.run, batch=own.batch, requests=own.requests, max_new_tokens=own.max_new_tokens, average=own.average,
                              port=own.port)
-    except ServerError as error:
-        print(f"fastsched: {error}", file=sys.stderr)
-        return GUARD
     except KeyboardInterrupt:
         return INTERRUPTED
     print(figures_text(result))

@@ -11,10 +11,9 @@ from typing import Sequence
 
 from fastsched.arguments import changed_keys, parse_config
 from fastsched.checkpoint import best_checkpoint, damage, newest_intact, step_of
-from fastsched.config import Config, ConfigError, RolloutConfig
+from fastsched.config import GUARD, INTERRUPTED, Config, ConfigError, RolloutConfig
 from fastsched.log import RunLog
 
-GUARD, INTERRUPTED = 3, 130
 DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a file grew beyond its limit",
         errno.EROFS: "the disk became read-only", errno.EIO: "the disk failed"}
 

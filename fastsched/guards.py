@@ -9,12 +9,10 @@ import numpy as np
 
 from fastsched.assemble import Run
 from fastsched.checkpoint import CheckpointError
-from fastsched.engines.server_process import ServerError
-from fastsched.engines.weights import SyncError
+from fastsched.config import DONE, GUARD, INTERRUPTED
 from fastsched.learn.learner import NonFiniteLimit
-from fastsched.types import Knobs, Outcomes
+from fastsched.types import EngineError, Knobs, Outcomes
 
-DONE, GUARD, INTERRUPTED = 0, 3, 130
 LOST = re.compile("closed by peer|reset by peer|Broken pipe|Timed out|timed out|Socket Timeout|remote process exited|NCCL", re.IGNORECASE)
 
 
@@ -24,7 +22,7 @@ class Disagreement(RuntimeError):
 
 def why_stopped(error: RuntimeError) -> str:
     """The message of an error that ends a run with exit code 3; any other error is raised again."""
-    if isinstance(error, (NonFiniteLimit, SyncError, ServerError, CheckpointError, Disagreement)):
+    if isinstance(error, (NonFiniteLimit, EngineError, CheckpointError, Disagreement)):
         return str(error)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and LOST.search(str(error)):
         reason = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0])  # without the line of the library's source

@@ -9,9 +9,9 @@ from fastsched.arguments import config_to_yaml
 from fastsched.assemble import Run, assemble
 from fastsched.batches import train_batch
 from fastsched.checkpoint import agree_on, load_arrays, restore, save_checkpoint
-from fastsched.config import Config
+from fastsched.config import GUARD, Config
 from fastsched.evaluate import evaluate
-from fastsched.guards import GUARD, Stop, require_agreement, why_stopped
+from fastsched.guards import Stop, require_agreement, why_stopped
 from fastsched.log import write_config, write_environment
 from fastsched.rollouts import Rollouts, ahead_state, restore_ahead, sample_rows, sync
 from fastsched.types import Knobs, Stats

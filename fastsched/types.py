@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import torch
 
 
+class EngineError(RuntimeError):
+    """A call into a sampler failed: which one, and why. Exit code 3."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One dataset row. `row` is the group identity: two rows with the same text are two groups."""

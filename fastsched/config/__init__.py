@@ -1,6 +1,15 @@
 """The configuration of a run: frozen dataclasses, validated at construction, no torch."""
 
-from fastsched.config.checks import ConfigError, FeaturesMissing, default_cache_dir, require
+from fastsched.config.checks import (
+    BAD_INPUT,
+    DONE,
+    GUARD,
+    INTERRUPTED,
+    ConfigError,
+    FeaturesMissing,
+    default_cache_dir,
+    require,
+)
 from fastsched.config.features import FeaturesConfig
 from fastsched.config.learner import LearnerConfig
 from fastsched.config.run import (
@@ -27,6 +36,7 @@ from fastsched.config.scheduler import (
 )
 
 __all__ = [
+    "BAD_INPUT", "DONE", "GUARD", "INTERRUPTED",
     "AdaRFTConfig", "AdsConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "DotsConfig", "FeaturesConfig",
     "FeaturesMissing", "GresoConfig", "KlGateConfig", "LearnedConfig", "LearnerConfig", "LogConfig", "ModelConfig", "ModelShape",
     "MoppsConfig", "ReplayConfig", "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "SpeedConfig", "TemporalConfig",

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+DONE, BAD_INPUT, GUARD, INTERRUPTED = 0, 2, 3, 130
+"""Exit codes: all well; configuration or input that cannot be run; a guard or a failed part; interrupted after a checkpoint."""
+
 
 class ConfigError(ValueError):
     """A configuration or input that cannot be run; the message names the key or row and what to do. Exit code 2."""

@@ -40,9 +40,10 @@ class LearnerConfig:
     """Pack the G responses of a prompt behind one copy of it (block mask); equal loss and gradients, fewer tokens."""
     balance: bool = True
     """Ranks exchange groups before packing, so that each trains about as many tokens; equal gradients up to rounding."""
-    skip_flat_groups: bool = False
-    """Groups whose rewards are all equal leave the learner and stay in the denominators. Exact while the entropy and KL coefficients
-    are 0; otherwise both terms act on the other groups only. Entropy and KL are then measured over the other groups."""
+    skip_flat_groups: Optional[bool] = None
+    """Groups whose rewards are all equal leave the learner and stay in the denominators. By default where that is exact: no teacher, and
+    entropy and KL coefficients that stay 0. With `true` both terms act on the other groups only. Entropy and KL are then measured
+    over the other groups."""
     drop_unsolved: bool = False
     """Groups without a single success (no reward above the scheduler's threshold) leave the gradient and the denominators after the
     scheduler has seen them (ADS, arXiv 2606.22305); solved groups stay."""

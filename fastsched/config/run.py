@@ -119,8 +119,9 @@ class RolloutConfig:
     """`vllm_server`: servers that each rank starts, on loopback and on free ports; a rank's prompts are dealt out to them."""
     servers: tuple[str, ...] = ()
     """`vllm_server`: URLs of running servers (`python -m fastsched.engines.vllm_server --rollout --model ...`), dealt out to the ranks."""
-    timeout_s: float = 600.0
-    """`vllm_server`: limit of every call; what takes longer ends the run with the server's and the call's name (exit code 3)."""
+    timeout_s: float = 1800.0
+    """Limit of every call into the sampler or a server; what takes longer ends the run with the call's name (exit code 3). The other
+    ranks' collectives wait as long."""
     start_timeout_s: float = 300.0
     """`vllm_server`: limit for a server's start."""
     transfer_dir: Optional[str] = None
@@ -267,6 +268,14 @@ class Config:
                 "learner.reference: copy needs scheduler.copy_every or scheduler.copy_kl, and average takes neither")
         if self.scheduler.kind in ("speed", "dots") or self.rollout.ahead:
             _check_earlier_responses(self)
+
+    @property
+    def skips_flat_groups(self) -> bool:
+        """`learner.skip_flat_groups`; by default whether a group of equal rewards can have no gradient in any step."""
+        if self.learner.skip_flat_groups is not None:
+            return self.learner.skip_flat_groups
+        constant = self.scheduler.coefficients == "constant"
+        return self.learner.teacher is None and all(c.is_zero(constant) for c in (self.scheduler.entropy, self.scheduler.kl))
 
 
 def _check_earlier_responses(cfg: Config) -> None:

@@ -14,6 +14,10 @@ class CoefficientConfig:
     floor: float = 0.0
     ceiling: float = 0.0
 
+    def is_zero(self, constant: bool) -> bool:
+        """It is 0 in every step; `constant`: nothing moves it."""
+        return self.start == 0 and (constant or self.ceiling == 0)
+
     def __post_init__(self):
         require(0 <= self.floor <= self.start <= self.ceiling,
                 f"scheduler coefficient: need 0 <= floor <= start <= ceiling, got {self.floor}, {self.start}, {self.ceiling}")

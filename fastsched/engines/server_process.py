@@ -13,6 +13,7 @@ import httpx
 import torch
 
 from fastsched.config import ConfigError, RolloutConfig
+from fastsched.types import EngineError
 
 HOST = "127.0.0.1"
 POLL_S = 0.2
@@ -21,7 +22,7 @@ LAST_LINES = 12  # of the log, in the error of a server that died
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
-class ServerError(RuntimeError):
+class ServerError(EngineError):
     """A server did not answer, refused, or died: which server, which call, after how long."""
 
 

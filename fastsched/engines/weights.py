@@ -8,12 +8,14 @@ from typing import Iterable, Iterator, Mapping
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from fastsched.types import EngineError
+
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 FINGERPRINT_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 
 
-class SyncError(RuntimeError):
+class SyncError(EngineError):
     """The sampler does not hold the learner's weights."""
 
 

@@ -187,11 +187,11 @@ class Learner:
 
     def _micro_batches(self, samples: list[Sample]) -> list[MicroBatch]:
         """Packed and weighted by the denominators of the global batch."""
-        cfg = self.cfg.learner
+        cfg, skips_flat = self.cfg.learner, self.cfg.skips_flat_groups
         kept = np.array([s.keep.sum() for s in samples], np.int64)
         total_kept, total_responses = self.engine.all_reduce(np.array([kept.sum(), len(samples)], np.float64))
         weights = token_weights(cfg.loss, kept, total_kept, total_responses, self.cfg.rollout.max_new_tokens)
-        trained = [replace(s, weight=w) for s, w in zip(samples, weights, strict=True) if np.any(s.advantage) or not cfg.skip_flat_groups]
+        trained = [replace(s, weight=w) for s, w in zip(samples, weights, strict=True) if np.any(s.advantage) or not skips_flat]
         if cfg.balance and self.engine.world_size > 1:
             trained = balanced(trained, cfg.share_prompts, self.engine.rank, self.engine.all_gather)
         return self._packed(trained, by_bin=self.cfg.log.snr_bins)

@@ -14,7 +14,8 @@ from fastsched.types import Knobs, Response
 
 MODEL = ModelConfig(dtype="float32")
 KNOBS = Knobs(weights=(), r_threshold=0.5, entropy_coef=0.0, kl_coef=0.0, ema_alpha=0.9, lr_scale=1.0, temporal_s=0.0, rule="")
-BASE = LearnerConfig(zero_stage=1, lr=1e-3, kl="none", micro_batch_tokens=96, share_prompts=True, clip=(0.1, 0.15))
+BASE = LearnerConfig(zero_stage=1, lr=1e-3, kl="none", micro_batch_tokens=96, share_prompts=True, clip=(0.1, 0.15),
+                     skip_flat_groups=False)  # the knobs of these tests are not those of their scheduler
 ROLLOUT = RolloutConfig(responses=4, max_new_tokens=16)
 P, G = 4, 4
 

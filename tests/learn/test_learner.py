@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastsched.config import Config, LearnerConfig, ModelConfig, RolloutConfig, SchedulerConfig, TemporalConfig
+from fastsched.config import CoefficientConfig, Config, LearnerConfig, ModelConfig, RolloutConfig, SchedulerConfig, TemporalConfig
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner
 from fastsched.engines.models import load_policy
 from fastsched.groups import group_advantages
@@ -16,7 +16,8 @@ from fastsched.types import Knobs, Response
 
 MODEL = ModelConfig(dtype="float32")
 KNOBS = Knobs(weights=(), r_threshold=0.5, entropy_coef=0.01, kl_coef=0.02, ema_alpha=0.9, lr_scale=1.0, temporal_s=0.0, rule="")
-BASE = LearnerConfig(zero_stage=1, lr=1e-3, kl="exact", micro_batch_tokens=4096, share_prompts=False, grad_clip=0.5)
+BASE = LearnerConfig(zero_stage=1, lr=1e-3, kl="exact", micro_batch_tokens=4096, share_prompts=False, grad_clip=0.5,
+                     skip_flat_groups=False)  # the knobs of these tests are not those of their scheduler
 P, G = 5, 4
 
 
@@ -35,9 +36,9 @@ def batch(seed=0):
     return responses, rewards
 
 
-def make(model_path, tmp_path, learner=BASE, rollout=None, proxy="suffix"):
+def make(model_path, tmp_path, learner=BASE, rollout=None, proxy="suffix", **scheduler):
     cfg = Config(model=MODEL, learner=learner, rollout=rollout or RolloutConfig(responses=G, max_new_tokens=8),
-                 scheduler=SchedulerConfig(temporal=TemporalConfig(proxy=proxy)))
+                 scheduler=SchedulerConfig(temporal=TemporalConfig(proxy=proxy), **scheduler))
     return Learner(DeepSpeedLearner(load_policy(model_path, MODEL), cfg.learner, MODEL), cfg, tmp_path)
 
 
@@ -220,6 +221,21 @@ def test_skipped_flat_groups_stay_in_the_denominators(model_path, tmp_path):
     a, b = train(plain, quiet), train(skipping, quiet)
     assert distance(weights(plain), weights(skipping)) < 5e-5 and b.grad_norm == pytest.approx(a.grad_norm, rel=1e-3)
     assert b.kept_fraction < a.kept_fraction and b.flat_groups == a.flat_groups > 0
+    by_default = make(model_path, tmp_path, replace(BASE, skip_flat_groups=None))
+    assert repr(train(by_default, quiet)) == repr(b)
+    moving = make(model_path, tmp_path, replace(BASE, skip_flat_groups=None), kl=CoefficientConfig(0.0, 0.0, 0.1))
+    assert repr(train(moving, quiet)) == repr(a)
+
+
+def test_flat_groups_are_skipped_by_default_where_they_can_never_have_a_gradient():
+    may, zero = CoefficientConfig(0.0, 0.0, 0.1), CoefficientConfig()
+    distilled = replace(BASE, skip_flat_groups=None, teacher="t", kl="none", distill=0.5)
+    cases = [(zero, "rules", True), (may, "rules", False), (may, "constant", True), (CoefficientConfig(0.01, 0.0, 0.1), "constant", False)]
+    for entropy, coefficients, expected in cases:
+        scheduler = SchedulerConfig(entropy=entropy, coefficients=coefficients)
+        assert Config(scheduler=scheduler).skips_flat_groups == expected
+        assert not Config(scheduler=scheduler, learner=distilled).skips_flat_groups
+    assert Config(scheduler=SchedulerConfig(entropy=may), learner=LearnerConfig(skip_flat_groups=True)).skips_flat_groups
 
 
 @pytest.mark.parametrize("updates", [1, 2])
