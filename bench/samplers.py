@@ -41,10 +41,9 @@ ARMS = {
 }
 STEPS = {"tiny-cpu": 160}
 """Steps that the uniform sampler takes within the budget; by default those of the preset."""
-OPTIONS = {"tiny-cpu": {"learner.lr": 3.0e-4, "learner.warmup_steps": 10, "data.eval_per_bin": 256, "scheduler.coefficients": "constant",
-                        "features.clusters": 16, "features.dims": 32}}  # clusters as in ads-tiny
-"""The preset's own learning rate undoes part of the warm start in the first steps: uniform sampling then never gets beyond it. Its
-rule table would give each sampler another step size; what comes out is the same (bench/results/samplers-tiny-cpu-rules.md)."""
+OPTIONS = {"tiny-cpu": {"data.eval_per_bin": 256, "scheduler.coefficients": "constant", "features.clusters": 16, "features.dims": 32}}
+"""Its rule table would give each sampler another step size; what comes out is the same (bench/results/samplers-tiny-cpu-rules.md).
+Clusters as in ads-tiny."""
 EVALUATIONS = 20
 EVAL_PER_BIN = 128
 GRID = 200
