@@ -44,7 +44,8 @@ def learners(tmp_path):
     """The same engine and weights behind both kinds of packing; the learning rate is too small to move a weight."""
     cfg = parse_config(["--model.name", "builtin:smollm2", "--model.dtype", DTYPE, "--learner.kl", "none", "--scheduler.kl.ceiling", "0",
                         "--scheduler.kl.start", "0", "--scheduler.kl.floor", "0", "--learner.lr", "1e-30", "--learner.zero_stage", "1",
-                        "--learner.micro_batch_tokens", "1024", "--rollout.responses", str(G), "--rollout.max_new_tokens", str(RESPONSE)])
+                        "--learner.micro_batch_tokens", "1024", "--learner.skip_flat_groups", "false",
+                        "--rollout.responses", str(G), "--rollout.max_new_tokens", str(RESPONSE)])
     init_distributed()
     engine = DeepSpeedLearner(load_policy(resolve_model(cfg.model), cfg.model), cfg.learner, cfg.model)
     yield {shared: Learner(engine, replace(cfg, learner=replace(cfg.learner, share_prompts=shared)), tmp_path) for shared in (False, True)}

@@ -57,6 +57,9 @@ def test_what_could_never_act_is_refused():
     with pytest.raises(ConfigError, match="scheduler.kl.start: `targets` multiplies lambda_KL"):
         SchedulerConfig(coefficients="targets", kl=CoefficientConfig(0.0, 0.0, 0.1))
     assert SchedulerConfig(coefficients="targets").kl.ceiling == 0
+    for kind in ("uniform", "fixed", "mopps", "greso", "ads", "vcrl", "replay", "speed", "dots"):
+        with pytest.raises(ConfigError, match=f"scheduler.update_every: scheduler.kind={kind} has no weights that move"):
+            SchedulerConfig(kind=kind, update_every=2)
     with pytest.raises(ConfigError, match="scheduler.fixed_weights: scheduler.kind=mopps takes no weights"):
         SchedulerConfig(kind="mopps", fixed_weights=(0.5, 0.5))
     opd = LearnerConfig(loss="opd", teacher="x", kl="none")

@@ -140,6 +140,7 @@ class SchedulerConfig:
     weight_floor: float = 0.05
     """Share of the batch spread evenly over all bins, so that none is starved."""
     update_every: int = 1
+    """`adaptive`, `sec`, `adarft`, `learned`: steps between two changes of the weights of bins or clusters."""
     refills: int = 0
     """Dynamic sampling (DAPO, arXiv 2503.14476): how often a step may draw a further batch of prompts while too few groups have two
     different rewards. Every prompt rolled out is observed."""
@@ -198,6 +199,8 @@ class SchedulerConfig:
         require(self.copy_every >= 0 and (self.copy_kl is None or self.copy_kl > 0),
                 "scheduler: copy_every must be at least 0, copy_kl positive")
         require(self.update_every >= 1, "scheduler.update_every: must be at least 1")
+        require(self.update_every == 1 or self.kind in ("adaptive", "sec", "adarft", "learned"),
+                f"scheduler.update_every: scheduler.kind={self.kind} has no weights that move; leave it at 1")
         require(self.drift_low < self.drift_high, "scheduler: need drift_low < drift_high")
         require(0 <= self.success_beta < 1 and 0 <= self.statistics_beta < 1,
                 "scheduler: success_beta and statistics_beta must lie in [0, 1)")
