@@ -83,3 +83,26 @@ def bench_state(benchmark, kind):
     text = benchmark.pedantic(lambda: json.dumps(scheduler.state_dict()), rounds=5, warmup_rounds=1)
     benchmark.extra_info["kilobytes"] = len(text) / 1000
     assert benchmark.stats.stats.median < 1.0 and len(text) < 60 * 4 * PROMPTS * 40
+
+
+def see_everything(scheduler, rows):
+    """As after long training: every prompt has a posterior or a streak of its own."""
+    rng, sampler = np.random.default_rng(3), scheduler.sampler
+    if scheduler.cfg.kind == "mopps":
+        sampler.wins[:], sampler.losses[:] = (rng.gamma(2.0, size=rows).astype(np.float32) for _ in range(2))
+    else:
+        sampler.streak[:] = rng.integers(1, 9, rows)
+
+
+@pytest.mark.parametrize("kind", ["mopps", "greso"])
+def bench_resume(benchmark, kind):
+    """From the state of 10 million prompts that were all seen, of the two kinds that keep something of each."""
+    rows = 10**7
+    bins = random_bins(rows, 4)
+    scheduler = opened(kind, rows, bins)
+    see_everything(scheduler, rows)
+    text = json.dumps(scheduler.state_dict())
+    fresh = lambda: ((opened(kind, rows, bins),), {})
+    benchmark.pedantic(lambda again: again.load_state_dict(json.loads(text)), setup=fresh, rounds=3, warmup_rounds=1)
+    benchmark.extra_info["bytes_per_prompt"] = len(text) / rows
+    assert benchmark.stats.stats.median < 2.0 and len(text) <= 16 * rows
