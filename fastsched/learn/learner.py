@@ -180,9 +180,13 @@ class Learner:
         return int(self.bins[row]) if self.cfg.log.snr_bins else -1
 
     def _mini_batches(self, samples: list[Sample], groups: np.ndarray, step: int) -> list[list[MicroBatch]]:
-        n = self.cfg.learner.updates_per_batch
-        order = np.random.default_rng([self.cfg.train.seed, step]).permutation(groups) if n > 1 else groups
-        parts = [set(part.tolist()) for part in np.array_split(order, n)]
+        """One for each optimizer step: a random share of the groups of all ranks, the same whatever their number."""
+        n, world, rank = self.cfg.learner.updates_per_batch, self.engine.world_size, self.engine.rank
+        if n == 1:
+            return [self._micro_batches(samples)]
+        places = np.sort(np.concatenate(self.engine.all_gather(groups * world + rank)))  # in the batch, which is dealt out in turn
+        order = np.random.default_rng([self.cfg.train.seed, step]).permutation(places)
+        parts = [set((part[part % world == rank] // world).tolist()) for part in np.array_split(order, n)]
         return [self._micro_batches([s for s in samples if s.group in part]) for part in parts]
 
     def _micro_batches(self, samples: list[Sample]) -> list[MicroBatch]:

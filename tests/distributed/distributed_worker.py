@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fastsched.checkpoint import CheckpointError, newest_intact, restore, save_checkpoint
-from fastsched.config import Config, LearnerConfig, ModelConfig, RolloutConfig
+from fastsched.config import Config, KlGateConfig, LearnerConfig, LogConfig, ModelConfig, RolloutConfig, SchedulerConfig
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
 from fastsched.engines.models import load_policy
 from fastsched.guards import Disagreement, require_agreement
@@ -125,6 +125,19 @@ def balances(model: str, out: Path, results: dict) -> None:
         learner.engine.close()
 
 
+def everything(model: str, out: Path, results: dict) -> None:
+    """The same four updates with shared prompts, two optimizer steps a batch, the KL gate, SNR by bin, and groups exchanged."""
+    world = torch.distributed.get_world_size()
+    learner_cfg = LearnerConfig(zero_stage=1, lr=1e-3, kl="exact", share_prompts=True, grad_clip=0.5, updates_per_batch=2,
+                                micro_batch_tokens=budget(world, 4))
+    cfg = Config(model=MODEL, learner=learner_cfg, rollout=RolloutConfig(responses=G, max_new_tokens=10), log=LogConfig(snr_bins=True),
+                 scheduler=SchedulerConfig(kl_gate=KlGateConfig(enabled=True, quantile=0.3)))
+    learner = Learner(DeepSpeedLearner(load_policy(model, MODEL), learner_cfg, MODEL), cfg, out, np.arange(P) % 2)
+    results["everything"] = dict(zip(("stats", "counts"), train(learner), strict=True))
+    np.savez(out / f"everything rank {learner.engine.rank}.npz", **tensors(learner))
+    learner.engine.close()
+
+
 def resumes(model: str, out: Path, source: Path, shift: int, results: dict) -> None:
     """Each stage's checkpoint of `source`, resumed here under the stage that is `shift` further, and the fourth update."""
     for stage in STAGES:
@@ -175,6 +188,7 @@ def main(out: str, model: str, other: str) -> None:
     results: dict = {}
     splits(model, Path(out), results)
     balances(model, Path(out), results)
+    everything(model, Path(out), results)
     resumes(model, Path(out), Path(out), 0, results)
     resumes(model, Path(out), Path(other), 1, results)
     refusals(model, Path(out), results)

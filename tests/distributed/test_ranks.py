@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from command_line import environment
-from distributed_worker import ACCUMULATIONS, BALANCED, STAGES, STEPS, WORKER, resumes, splits
+from distributed_worker import ACCUMULATIONS, BALANCED, STAGES, STEPS, WORKER, everything, resumes, splits
 
 from fastsched.engines.deepspeed_engine import init_distributed, leave_distributed
 from fastsched.engines.tiny import random_tiny
@@ -28,6 +28,7 @@ def runs(tmp_path_factory):
     init_distributed()
     results: dict = {}
     splits(model, one, results)
+    everything(model, one, results)
     (root / "extensions/deepspeed_shm_comm").mkdir(parents=True)
     (root / "extensions/deepspeed_shm_comm/lock").touch()  # G11: what a killed build leaves, for which a build would wait for ever
     clean = environment() | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(root / "extensions")}
@@ -92,6 +93,17 @@ def test_balanced_ranks_train_the_same_in_fewer_micro_batches(runs, stage):
         assert all(seen[metric] == pytest.approx(wanted[metric], rel=2e-3, abs=1e-6) for metric in TOGETHER)
     assert found["counts"] == results[1][f"balanced, stage {stage}"]["counts"]
     assert found["counts"][0] <= apart["counts"][0] and all(n < m for n, m in zip(found["counts"][2:], apart["counts"][2:], strict=True))
+
+
+def test_mini_batches_gate_and_exchange_together_do_not_depend_on_the_ranks(runs):
+    """Two optimizer steps a batch hold the same groups on one rank and on two, and every group trains where it was sent."""
+    found = {ranks: [r["everything"] for r in results] for ranks, (_, results) in runs.items()}
+    assert distance(load(runs[1][0], "everything"), load(runs[2][0], "everything")) < CLOSE
+    for one, two in zip(found[1][0]["stats"], found[2][0]["stats"], strict=True):
+        for metric in (*TOGETHER, "entropy_quantile"):
+            assert two[metric] == pytest.approx(one[metric], rel=2e-3, abs=1e-6), metric
+            assert np.isfinite(one["snr_bins"]).any() == np.isfinite(two["snr_bins"]).any()
+    assert found[2][0]["counts"] == found[2][1]["counts"] and min(found[1][0]["counts"]) > 1
 
 
 @pytest.mark.parametrize("stage", STAGES)
