@@ -1,7 +1,7 @@
-"""Samplers compared in real training runs that sample the same number of responses.
+"""Samplers compared in real training runs that sample the same number of responses, or of tokens.
 
     python -m bench.samplers --preset tiny-cpu --seeds 3
-    python -m bench.samplers --preset smollm2-cpu --seeds 2 --arms uniform window mopps
+    python -m bench.samplers --preset smollm2-cpu --seeds 2 --arms uniform window sec --tokens 30000
 
 Writes bench/results/samplers-PRESET.{md,json,png}. Finished runs are kept and interrupted ones resumed: run it again to go on.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Literal, Optional
 
 import numpy as np
 import pandas as pd
@@ -53,10 +53,31 @@ SMOOTHED = 0.15
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What every run may sample."""
+
+    amount: int
+    unit: Literal["responses", "tokens"] = "responses"
+
+    def __str__(self) -> str:
+        return f"{self.amount:,} {self.unit} a run"
+
+    @property
+    def grid(self) -> np.ndarray:
+        return np.linspace(0, self.amount, GRID)
+
+    def spent(self, run: Run) -> list[float]:
+        """After every step of a run, and 0 before the first."""
+        return [0.0, *run.column(f"{self.unit}_total")]
+
+
+@dataclass(frozen=True)
 class Result:
-    """One run: smoothed accuracy [GRID] over the budget, and where it first reached the target (None: not within the budget)."""
+    """One run: smoothed accuracy [GRID] over the budget, and what share of it, how many rollouts and how many tokens were spent when it
+    first reached the target (None: not within the budget)."""
 
     accuracy: np.ndarray
+    share: Optional[float]
     rollouts: Optional[float]
     tokens: Optional[float]
 
@@ -64,20 +85,22 @@ class Result:
 def main(arguments: Sequence[str] | None = None) -> int:
     own_parser = parser(__doc__, ARMS)
     own_parser.add_argument("--preset", default="tiny-cpu")
+    own_parser.add_argument("--tokens", type=int, help="budget of every run in response tokens, instead of the responses of --steps")
     own, overrides = own_parser.parse_known_args(arguments)
     try:
         arms = chosen(ARMS, own.arms)
         require(BASELINE in arms, f"--arms: {BASELINE} is needed, since its accuracy is the target of the others")
         cfg = parse_config(["--config", str(preset_path(own.preset)), *overrides])
         steps = own.steps or STEPS.get(own.preset, cfg.train.steps)
+        budget = Budget(own.tokens, "tokens") if own.tokens else Budget(responses(cfg, steps))
         comparison = Comparison(f"samplers-{own.preset}", own.preset, arms, range(own.seeds), own.runs,
-                                equal_rollouts(own.preset, cfg, steps), tuple(overrides))
+                                equal_budgets(own.preset, cfg, steps, budget), tuple(overrides))
         train_all(comparison)
     except ConfigError as error:
         print(f"bench.samplers: {error}", file=sys.stderr)
         return BAD_INPUT
     runs = {arm: [load_run(folder) for folder in folders] for arm, folders in comparison.folders().items()}
-    print(report(runs, responses(cfg, steps), own.preset, own.out / f"samplers-{own.preset}"))
+    print(report(runs, budget, own.preset, own.out / f"samplers-{own.preset}"))
     return 0
 
 
@@ -86,13 +109,14 @@ def responses(cfg: Config, steps: int) -> int:
     return steps * cfg.train.prompts_per_step * cfg.rollout.responses
 
 
-def equal_rollouts(preset: str, cfg: Config, steps: int) -> tuple[str, ...]:
-    """Options of every arm. The budget ends a run; twice the steps leave room for a sampler that rolls out less a step.
+def equal_budgets(preset: str, cfg: Config, steps: int, budget: Budget) -> tuple[str, ...]:
+    """Options of every arm. The budget ends a run; twice the steps leave room for a sampler that spends less a step.
 
     Nothing else may depend on the number of steps, so learning rate and trajectory schedule are constant.
     """
     options = {
-        "train.rollout_budget": responses(cfg, steps), "train.steps": 2 * steps, "train.eval_every": max(1, steps // EVALUATIONS),
+        {"responses": "train.rollout_budget", "tokens": "train.token_budget"}[budget.unit]: budget.amount,
+        "train.steps": 2 * steps, "train.eval_every": max(1, steps // EVALUATIONS),
         "train.checkpoint_every": max(1, steps // 8), "train.keep_checkpoints": 1, "data.eval_per_bin": EVAL_PER_BIN,
         "learner.cooldown": 0, "scheduler.temporal.mode": "none",
         "scheduler.ads.size": max(1, cfg.train.prompts_per_step // cfg.scheduler.ads.clusters),
@@ -101,28 +125,28 @@ def equal_rollouts(preset: str, cfg: Config, steps: int) -> tuple[str, ...]:
     return tuple(part for key, value in options.items() for part in (f"--{key}", str(value)))
 
 
-def accuracy_over_rollouts(run: Run, budget: int) -> np.ndarray:
+def accuracy_over(run: Run, budget: Budget) -> np.ndarray:
     """[GRID] held-out accuracy, smoothed backwards over a share of the budget; NaN beyond the run's last evaluation."""
-    done = dict(zip(run.steps, run.column("responses_total"), strict=True)) | {0: 0.0}
+    done = dict(zip([0, *run.steps], budget.spent(run), strict=True))
     points = [(done[record["step"]], mean_accuracy(record)) for record in run.evals if record["step"] in done]
     require(len(points) > 1, f"{run.folder}: fewer than two evaluations; delete the folder and run it again")
-    raw = pd.Series(np.interp(np.linspace(0, budget, GRID), *zip(*points, strict=True), right=math.nan))
+    raw = pd.Series(np.interp(budget.grid, *zip(*points, strict=True), right=math.nan))
     return raw.rolling(max(1, round(SMOOTHED * GRID)), min_periods=1).mean().where(raw.notna()).to_numpy()
 
 
-def result(run: Run, budget: int, target: float) -> Result:
-    accuracy = accuracy_over_rollouts(run, budget)
+def result(run: Run, budget: Budget, target: float) -> Result:
+    accuracy = accuracy_over(run, budget)
     reached = np.flatnonzero(accuracy >= target)
     if not len(reached):
-        return Result(accuracy, None, None)
-    rollouts = float(np.linspace(0, budget, GRID)[reached[0]])
-    tokens = np.interp(rollouts, [0, *run.column("responses_total")], [0, *run.column("tokens_total")])
-    return Result(accuracy, rollouts, float(tokens))
+        return Result(accuracy, None, None, None)
+    at = budget.grid[reached[0]]
+    rollouts, tokens = (float(np.interp(at, budget.spent(run), Budget(0, unit).spent(run))) for unit in ("responses", "tokens"))
+    return Result(accuracy, at / budget.amount, rollouts, tokens)
 
 
-def target_of(runs: Sequence[Run], budget: int) -> tuple[float, float]:
+def target_of(runs: Sequence[Run], budget: Budget) -> tuple[float, float]:
     """(target, start): smoothed accuracy of these runs at the end of the budget and before training, mean over seeds."""
-    curves = np.array([accuracy_over_rollouts(run, budget) for run in runs])
+    curves = np.array([accuracy_over(run, budget) for run in runs])
     require(np.isfinite(curves[:, -1]).all(), f"a run of the {BASELINE} sampler ended before its budget, so there is no target")
     return float(curves[:, -1].mean()), float(curves[:, 0].mean())
 
@@ -133,26 +157,25 @@ def until(values: Sequence[Optional[float]], limit: Sequence[float], form: str) 
     return f"> {estimate(known).mean:{form}}" if None in values else estimate(known).text(form)
 
 
-def row(arm: str, runs: Sequence[Run], results: Sequence[Result], budget: int) -> list[str]:
-    shares = [r.rollouts / budget if r.rollouts is not None else None for r in results]
-    reached = sum(share is not None for share in shares)
-    spent = [float(run.column("tokens_total").iloc[-1]) for run in runs]
-    return [arm, f"{reached} of {len(runs)}", until([r.rollouts for r in results], [budget] * len(runs), ",.0f"),
-            until(shares, [1.0] * len(runs), ".2f"), until([r.tokens for r in results], spent, ",.0f"),
+def row(arm: str, runs: Sequence[Run], results: Sequence[Result]) -> list[str]:
+    reached = sum(r.share is not None for r in results)
+    rollouts, tokens = ([Budget(0, unit).spent(run)[-1] for run in runs] for unit in ("responses", "tokens"))
+    return [arm, f"{reached} of {len(runs)}", until([r.rollouts for r in results], rollouts, ",.0f"),
+            until([r.share for r in results], [1.0] * len(runs), ".2f"), until([r.tokens for r in results], tokens, ",.0f"),
             estimate([r.accuracy[-1] for r in results]).text(".1f", 100),
             estimate([run.column("t_step").sum() for run in runs]).text(".0f")]
 
 
-def report(runs: Mapping[str, Sequence[Run]], budget: int, preset: str, stem: Path) -> str:
+def report(runs: Mapping[str, Sequence[Run]], budget: Budget, preset: str, stem: Path) -> str:
     """Writes the comparison; returns its text."""
     target, start = target_of(runs[BASELINE], budget)
     results = {arm: [result(run, budget, target) for run in of_arm] for arm, of_arm in runs.items()}
     head = ["sampler", "reached", "rollouts to target", "of the budget", "tokens to target", "accuracy at the end, %", "seconds"]
-    table = markdown_table(head, [row(arm, of_arm, results[arm], budget) for arm, of_arm in runs.items()])
-    data = {"preset": preset, "budget": budget, "target": target, "start": start, "grid": np.linspace(0, budget, GRID).tolist(),
-            "arms": {arm: [{"accuracy": r.accuracy.tolist(), "rollouts": r.rollouts, "tokens": r.tokens} for r in of_arm]
+    table = markdown_table(head, [row(arm, of_arm, results[arm]) for arm, of_arm in runs.items()])
+    data = {"preset": preset, "budget": budget.amount, "unit": budget.unit, "target": target, "start": start, "grid": budget.grid.tolist(),
+            "arms": {arm: [{"accuracy": r.accuracy.tolist(), "share": r.share, "rollouts": r.rollouts, "tokens": r.tokens} for r in of_arm]
                      for arm, of_arm in results.items()}}
-    title = f"Samplers on {preset}: {budget:,} responses a run"
+    title = f"Samplers on {preset}: {budget}"
     every = [run for of_arm in runs.values() for run in of_arm]
     return write_results(stem, title, notes(target, start), table, data, draw(results, budget, target, title), every)
 
@@ -170,14 +193,14 @@ def notes(target: float, start: float) -> list[str]:
     return no_gain + method
 
 
-def draw(results: Mapping[str, Sequence[Result]], budget: int, target: float, title: str) -> Figure:
+def draw(results: Mapping[str, Sequence[Result]], budget: Budget, target: float, title: str) -> Figure:
     with rc_context(STYLE):
         figure = Figure(figsize=(9.6, 5.0), dpi=140, layout="constrained")
         axes = figure.add_subplot()
         for place, (arm, of_arm) in enumerate(results.items()):
-            band(axes, np.linspace(0, budget, GRID), [r.accuracy for r in of_arm], PALETTE[place % len(PALETTE)], arm)
+            band(axes, budget.grid, [r.accuracy for r in of_arm], PALETTE[place % len(PALETTE)], arm)
         axes.axhline(target, color="#6b7280", lw=1, ls="--", label="target")
-        axes.set(title=title, xlabel="responses sampled", ylabel="held-out accuracy", xlim=(0, budget))
+        axes.set(title=title, xlabel=f"{budget.unit} sampled", ylabel="held-out accuracy", xlim=(0, budget.amount))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         figure.legend(loc="outside lower center", ncols=5)
     return figure

@@ -12,8 +12,9 @@ from bench.samplers import (
     ARMS,
     GRID,
     SMOOTHED,
-    accuracy_over_rollouts,
-    equal_rollouts,
+    Budget,
+    accuracy_over,
+    equal_budgets,
     main,
     notes,
     report,
@@ -26,7 +27,7 @@ from fastsched.arguments import parse_config, preset_path
 from fastsched.config import ConfigError
 from fastsched.runs import Run
 
-BUDGET = 1000
+BUDGET = Budget(1000)
 
 
 def run_of(rate, rolled_out=10, steps=100, every=5, tokens=3, start=0.2):
@@ -39,32 +40,44 @@ def run_of(rate, rolled_out=10, steps=100, every=5, tokens=3, start=0.2):
 
 
 def test_accuracy_is_averaged_backwards_over_a_share_of_the_budget():
-    curve = accuracy_over_rollouts(run_of(4e-4), BUDGET)
+    curve = accuracy_over(run_of(4e-4), BUDGET)
     assert len(curve) == GRID and curve[0] == pytest.approx(0.2)
-    grid = np.linspace(0, BUDGET, GRID)
+    grid = BUDGET.grid
     width = round(SMOOTHED * GRID)
     assert curve[-1] == pytest.approx(0.2 + 4e-4 * grid[-width:].mean())
-    short = accuracy_over_rollouts(run_of(4e-4, steps=50), BUDGET)
+    short = accuracy_over(run_of(4e-4, steps=50), BUDGET)
     assert np.isfinite(short[:GRID // 2 - 1]).all() and np.isnan(short[GRID // 2 + 1:]).all()
 
 
 def test_rollouts_count_and_not_steps():
     """Twice the rollouts a step at the same progress for each rollout: the same curve, whatever the steps."""
-    np.testing.assert_allclose(accuracy_over_rollouts(run_of(4e-4), BUDGET), accuracy_over_rollouts(run_of(4e-4, 20, 50), BUDGET))
+    np.testing.assert_allclose(accuracy_over(run_of(4e-4), BUDGET), accuracy_over(run_of(4e-4, 20, 50), BUDGET))
 
 
 def test_target_is_the_baselines_smoothed_end_and_who_learns_twice_as_fast_needs_half():
     base = [run_of(2e-4), run_of(4e-4)]
     target, start = target_of(base, BUDGET)
-    assert target == pytest.approx(0.2 + 3e-4 * np.linspace(0, BUDGET, GRID)[-round(SMOOTHED * GRID):].mean())
+    assert target == pytest.approx(0.2 + 3e-4 * BUDGET.grid[-round(SMOOTHED * GRID):].mean())
     assert start == pytest.approx(0.2)
     fast = result(run_of(6e-4, tokens=5), BUDGET, target)
-    assert fast.rollouts == pytest.approx((0.5 + SMOOTHED / 4) * BUDGET, abs=1.5 * BUDGET / GRID)  # half, and the average's lag
+    assert fast.rollouts == pytest.approx((0.5 + SMOOTHED / 4) * 1000, abs=1500 / GRID)  # half, and the average's lag
     assert fast.tokens == pytest.approx(5 * fast.rollouts)
     slow = result(base[0], BUDGET, target)
     assert slow.rollouts is None and slow.tokens is None
     with pytest.raises(ConfigError, match="ended before its budget"):
         target_of([run_of(2e-4, steps=50)], BUDGET)
+
+
+def test_a_budget_of_tokens_measures_by_tokens():
+    """Answers of half the length at the same progress a token: the same curve; the rollouts that it took are counted beside."""
+    budget = Budget(3000, "tokens")
+    long, short = run_of(4e-4, tokens=3), run_of(2e-4, tokens=1.5, steps=200, every=10)
+    np.testing.assert_allclose(accuracy_over(long, budget), accuracy_over(short, budget), atol=1e-9)
+    found = result(short, budget, 0.3)
+    assert found.tokens == pytest.approx(found.share * 3000) and found.rollouts == pytest.approx(found.tokens / 1.5)
+    cfg = parse_config(["--config", str(preset_path("smollm2-cpu"))])
+    one = Comparison("x", "smollm2-cpu", ARMS, [0], Path("runs"), equal_budgets("smollm2-cpu", cfg, 40, budget)).config("window", 0)
+    assert (one.train.token_budget, one.train.rollout_budget, one.train.steps) == (3000, 0, 80)
 
 
 def test_a_run_that_never_got_there_makes_the_mean_a_lower_bound():
@@ -85,7 +98,8 @@ def test_report_has_a_row_for_each_sampler(tmp_path):
     assert rows["window"][0] == "2 of 2" and "±" in rows["window"][1] and rows["window"][5] == "50 ± 0"
     assert rows["sec"][0] == "1 of 2" and rows["sec"][1].startswith("> ") and rows["sec"][2].startswith("> ")
     data = json.loads((tmp_path / "samplers-tiny-cpu.json").read_text())
-    assert data["budget"] == BUDGET and data["arms"]["sec"][0]["rollouts"] is None and len(data["arms"]["window"][1]["accuracy"]) == GRID
+    assert (data["budget"], data["unit"]) == (1000, "responses")
+    assert data["arms"]["sec"][0]["rollouts"] is None and len(data["arms"]["window"][1]["accuracy"]) == GRID
     assert (tmp_path / "samplers-tiny-cpu.png").stat().st_size > 10_000
 
 
@@ -93,7 +107,7 @@ def test_every_arm_has_the_same_budget_and_nothing_that_depends_on_steps():
     for preset in ("tiny-cpu", "smollm2-cpu", "chain-tiny"):
         cfg = parse_config(["--config", str(preset_path(preset))])
         assert responses(cfg, 40) == 40 * cfg.train.prompts_per_step * cfg.rollout.responses
-        plan = Comparison("x", preset, ARMS, [0], Path("runs"), equal_rollouts(preset, cfg, 40))
+        plan = Comparison("x", preset, ARMS, [0], Path("runs"), equal_budgets(preset, cfg, 40, Budget(responses(cfg, 40))))
         configs = {arm: plan.config(arm, 0) for arm in ARMS}
         for arm in configs.values():
             assert arm.train.rollout_budget == responses(cfg, 40) and arm.train.steps == 80 and arm.train.eval_every == 2
