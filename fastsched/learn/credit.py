@@ -3,7 +3,7 @@
 T tokens of B responses one after another, L tokens of one response, S the temporal schedule (algorithms.md 1).
 """
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -27,22 +27,23 @@ def needs_entropy(cfg: SchedulerConfig, knobs: Knobs) -> bool:
 
 
 def token_credit(cfg: SchedulerConfig, knobs: Knobs, lengths: np.ndarray, advantages: np.ndarray, *, entropy: Optional[np.ndarray],
-                 tp_score: Optional[np.ndarray], seed: int) -> Credit:
-    """lengths and advantages [B]; entropy [T] where `needs_entropy`, tp_score [T] for that proxy."""
+                 tp_score: Optional[np.ndarray], seeds: Sequence[Sequence[int]]) -> Credit:
+    """lengths and advantages [B]; entropy [T] where `needs_entropy`, tp_score [T] for that proxy; a seed for each response."""
     temporal, s = cfg.temporal, knobs.temporal_s
     advantage = np.repeat(np.asarray(advantages, np.float64), lengths)
     if temporal.proxy == "advantage" and s > 0:
         advantage = entropy_weighted(advantage, entropy, s, temporal.alpha, temporal.kappa)
     gated = cfg.kl_gate.enabled and knobs.kl_gate is not None
-    return Credit(keep_mask(lengths, s, temporal.proxy, entropy=entropy, tp_score=tp_score, seed=seed), advantage,
+    return Credit(keep_mask(lengths, s, temporal.proxy, entropy=entropy, tp_score=tp_score, seeds=seeds), advantage,
                   kl_gate(entropy, lengths, knobs.kl_gate, cfg.kl_gate) if gated else None)
 
 
 def keep_mask(lengths: np.ndarray, s: float, proxy: str, *, entropy: Optional[np.ndarray] = None,
-              tp_score: Optional[np.ndarray] = None, seed: int = 0) -> np.ndarray:
+              tp_score: Optional[np.ndarray] = None, seeds: Sequence[Sequence[int]] = ()) -> np.ndarray:
     """Tokens that carry the loss, bool [T]; all of them at S = 0 and for proxy `advantage`.
 
-    tp_score keeps tokens of TP-Score >= S, and of a response without any its last one; the rest as in `trajectory_keep`.
+    tp_score keeps tokens of TP-Score >= S, and of a response without any its last one; random keeps every token with probability 1 - S,
+    drawn from the seed of its response; the rest as in `trajectory_keep`.
     """
     if s == 0 or proxy == "advantage":
         return np.ones(int(lengths.sum()), bool)
@@ -51,8 +52,11 @@ def keep_mask(lengths: np.ndarray, s: float, proxy: str, *, entropy: Optional[np
         kept = np.diff(np.cumsum(keep)[ends - 1], prepend=0)
         keep[ends[kept == 0] - 1] = True
         return keep
-    return trajectory_keep(torch.from_numpy(lengths), s, proxy=proxy, entropy=None if entropy is None else torch.from_numpy(entropy),
-                           generator=torch.Generator().manual_seed(seed)).keep.numpy()
+    if proxy == "random":
+        drawn = [np.random.default_rng(seed).random(n) for seed, n in zip(seeds, lengths.tolist(), strict=True)]
+        return np.concatenate([np.zeros(0), *drawn]) < 1 - s
+    entropies = None if entropy is None else torch.from_numpy(entropy)
+    return trajectory_keep(torch.from_numpy(lengths), s, proxy=proxy, entropy=entropies).keep.numpy()
 
 
 def entropy_weighted(advantage: np.ndarray, entropy: np.ndarray, s: float, alpha: float, kappa: float) -> np.ndarray:

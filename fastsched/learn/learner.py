@@ -150,8 +150,9 @@ class Learner:
             self.positions.add(self.engine.all_gather(count_positions(ids)))
         advantages = np.zeros(len(ids)) if cfg.learner.loss == "opd" else group_advantages(
             rewards, normalise_std=cfg.learner.loss != "dr_grpo").reshape(-1)
-        seed = np.random.SeedSequence([cfg.train.seed, step, self.engine.rank]).generate_state(1, np.uint64)[0] >> 1
-        return token_credit(cfg.scheduler, knobs, lengths, advantages, entropy=entropy, seed=int(seed),
+        group = rewards.shape[1]
+        seeds = [(cfg.train.seed, step, self._place(i // group), i % group) for i in range(len(ids))]
+        return token_credit(cfg.scheduler, knobs, lengths, advantages, entropy=entropy, seeds=seeds,
                             tp_score=self.positions.score_tokens(ids) if by_position and knobs.temporal_s > 0 else None)
 
     def _old_logp(self, responses, lengths, objective: Objective, scores: Optional[TokenScores], keep: np.ndarray) -> Optional[np.ndarray]:
@@ -181,13 +182,16 @@ class Learner:
 
     def _mini_batches(self, samples: list[Sample], groups: np.ndarray, step: int) -> list[list[MicroBatch]]:
         """One for each optimizer step: a random share of the groups of all ranks, the same whatever their number."""
-        n, world, rank = self.cfg.learner.updates_per_batch, self.engine.world_size, self.engine.rank
-        if n == 1:
+        if self.cfg.learner.updates_per_batch == 1:
             return [self._micro_batches(samples)]
-        places = np.sort(np.concatenate(self.engine.all_gather(groups * world + rank)))  # in the batch, which is dealt out in turn
+        places = sorted(place for part in self.engine.all_gather([self._place(g) for g in groups.tolist()]) for place in part)
         order = np.random.default_rng([self.cfg.train.seed, step]).permutation(places)
-        parts = [set((part[part % world == rank] // world).tolist()) for part in np.array_split(order, n)]
-        return [self._micro_batches([s for s in samples if s.group in part]) for part in parts]
+        parts = [set(part.tolist()) for part in np.array_split(order, self.cfg.learner.updates_per_batch)]
+        return [self._micro_batches([s for s in samples if self._place(s.group) in part]) for part in parts]
+
+    def _place(self, group: int) -> int:
+        """Of this rank's group in the batch of all ranks, which is dealt out in turn."""
+        return group * self.engine.world_size + self.engine.rank
 
     def _micro_batches(self, samples: list[Sample]) -> list[MicroBatch]:
         """Packed and weighted by the denominators of the global batch."""

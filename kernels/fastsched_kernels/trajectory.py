@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Optional, Union
 import torch
 from torch import Tensor
 
-Proxy = Literal["suffix", "prefix", "entropy", "random"]
+Proxy = Literal["suffix", "prefix", "entropy"]
 _SLACK = 1e-6  # floor(100 * 0.29) is 28 in binary floating point
 
 
@@ -30,7 +30,6 @@ def trajectory_keep(
     *,
     proxy: Proxy = "suffix",
     entropy: Optional[Tensor] = None,
-    generator: Optional[torch.Generator] = None,
     total: Optional[int] = None,
 ) -> Trajectory:
     """Keep mask of the trajectory-percentile schedule (TP-Schedule, arXiv 2605.25381) and its rival proxies.
@@ -39,7 +38,7 @@ def trajectory_keep(
     sum(lengths); without it a CUDA tensor costs one host round trip.
     suffix: keep t >= min(floor(L s), L - 1), so that at least the last token stays. prefix: the first max(1, ceil((1 -
     s) L)) tokens. entropy: the max(1, ceil((1 - s) L)) tokens of highest `entropy` [T] of each response, the earlier
-    one at a tie. random: every token with probability 1 - s.
+    one at a tie.
     """
     lengths = lengths.long()
     total = int(lengths.sum()) if total is None else total
@@ -48,9 +47,7 @@ def trajectory_keep(
     position = torch.arange(total, device=lengths.device) - starts[sequence]
     length = lengths[sequence]
     s = torch.as_tensor(s, dtype=torch.float64, device=lengths.device)
-    if proxy == "random":
-        keep = torch.rand(total, device=lengths.device, generator=generator) < 1.0 - s
-    elif proxy == "suffix":
+    if proxy == "suffix":
         keep = position >= torch.minimum((length * s + _SLACK).floor().long(), length - 1)
     else:
         rank = position if proxy == "prefix" else _entropy_rank(entropy, sequence, starts)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fastsched.checkpoint import CheckpointError, newest_intact, restore, save_checkpoint
-from fastsched.config import Config, KlGateConfig, LearnerConfig, LogConfig, ModelConfig, RolloutConfig, SchedulerConfig
+from fastsched.config import Config, KlGateConfig, LearnerConfig, LogConfig, ModelConfig, RolloutConfig, SchedulerConfig, TemporalConfig
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
 from fastsched.engines.models import load_policy
 from fastsched.guards import Disagreement, require_agreement
@@ -126,12 +126,13 @@ def balances(model: str, out: Path, results: dict) -> None:
 
 
 def everything(model: str, out: Path, results: dict) -> None:
-    """The same four updates with shared prompts, two optimizer steps a batch, the KL gate, SNR by bin, and groups exchanged."""
+    """The same four updates with shared prompts, two optimizer steps a batch, random tokens masked, the KL gate, SNR by bin, and groups
+    exchanged."""
     world = torch.distributed.get_world_size()
     learner_cfg = LearnerConfig(zero_stage=1, lr=1e-3, kl="exact", share_prompts=True, grad_clip=0.5, updates_per_batch=2,
                                 micro_batch_tokens=budget(world, 4))
     cfg = Config(model=MODEL, learner=learner_cfg, rollout=RolloutConfig(responses=G, max_new_tokens=10), log=LogConfig(snr_bins=True),
-                 scheduler=SchedulerConfig(kl_gate=KlGateConfig(enabled=True, quantile=0.3)))
+                 scheduler=SchedulerConfig(kl_gate=KlGateConfig(enabled=True, quantile=0.3), temporal=TemporalConfig(proxy="random")))
     learner = Learner(DeepSpeedLearner(load_policy(model, MODEL), learner_cfg, MODEL), cfg, out, np.arange(P) % 2)
     results["everything"] = dict(zip(("stats", "counts"), train(learner), strict=True))
     np.savez(out / f"everything rank {learner.engine.rank}.npz", **tensors(learner))

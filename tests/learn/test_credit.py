@@ -30,6 +30,16 @@ def test_the_kernels_proxies_and_the_end_of_the_schedule():
     assert keep_mask(LENGTHS, 0.9, "advantage").all()
 
 
+def test_random_keeps_a_share_that_depends_on_the_response_alone():
+    """Not on the rank it lies on, nor on what stands before it."""
+    lengths, seeds = np.array([4000, 6000]), [(0, 3, 7, 0), (0, 3, 7, 1)]
+    kept = keep_mask(lengths, 0.8, "random", seeds=seeds)
+    assert abs(kept.mean() - 0.2) < 5 * np.sqrt(0.16 / 10000)
+    np.testing.assert_array_equal(keep_mask(lengths[1:], 0.8, "random", seeds=seeds[1:]), kept[4000:])
+    assert (keep_mask(lengths[:1], 0.8, "random", seeds=seeds[1:]) != kept[:4000]).any()
+    assert keep_mask(lengths[:0], 0.8, "random", seeds=[]).shape == (0,)
+
+
 def test_tp_score_keeps_late_tokens_and_never_none_of_a_response():
     score = np.array([0.1, 0.7, 0.2, 0.6, 0.1, 0.1, 0.2, 0.3])
     assert keep_mask(LENGTHS, 0.6, "tp_score", tp_score=score).tolist() == [True, True, False, True, False, False, False, True]
@@ -49,7 +59,7 @@ def test_kl_gate_is_a_sigmoid_over_a_causal_window():
 def test_the_gate_waits_for_its_threshold_and_asks_for_entropies():
     gate = SchedulerConfig(kl_gate=KlGateConfig(enabled=True))
     entropy = np.ones(8, np.float32)
-    credit = lambda knobs: token_credit(gate, knobs, LENGTHS, np.ones(3), entropy=entropy, tp_score=None, seed=0)
+    credit = lambda knobs: token_credit(gate, knobs, LENGTHS, np.ones(3), entropy=entropy, tp_score=None, seeds=[])
     assert credit(KNOBS).kl_scale is None
     opened = Knobs(**{**KNOBS.__dict__, "kl_gate": 1.0})
     assert credit(opened).kl_scale.tolist() == [0.5] * 8
