@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from fastsched import batches
+from fastsched.ahead import listed
+from fastsched.config import ConfigError, RolloutConfig
 from fastsched.engines.weights import SyncError
 from fastsched.guards import why_stopped
-from fastsched.rollouts import Rollouts, _load_weights, _merge, gather_outcomes, group_of
-from fastsched.types import Outcomes, Response, Selection
+from fastsched.rollouts import Rollouts, _load_weights, _merge, gather_outcomes, group_of, restore_ahead
+from fastsched.types import Outcomes, Prompt, Response, Selection
 
 
 def part(offset, rank, world, size=4, group=2):
@@ -36,6 +38,26 @@ def test_g3_a_batch_sampled_ahead_is_found_again_whoever_held_it(ranks):
     held = [[f"{i}.{k}" for i in range(rank, 7, ranks) for k in range(4)] for rank in range(ranks)]
     for i in range(7):
         assert group_of(held, i, 4) == [f"{i}.{k}" for k in range(4)]
+
+
+@pytest.mark.parametrize("group, held", [(2, 4), (4, 8)])
+def test_a_batch_sampled_ahead_of_another_group_size_is_refused(group, held):
+    """Two prompts, `held` responses in the checkpoint; the configuration now asks for 3 of each."""
+    cfg = SimpleNamespace(train=SimpleNamespace(seed=0), rollout=RolloutConfig(responses=3, engine="vllm_server", ahead=1))
+    prompt = lambda row: Prompt(row, (5, 6), "", "", 0)
+    taken = []
+    ahead = SimpleNamespace(put_back=lambda *batch: taken.append(batch))
+    run = SimpleNamespace(cfg=cfg, ahead=ahead, train_set=SimpleNamespace(prompt=prompt), log=SimpleNamespace(warn=taken.append),
+                          learner=SimpleNamespace(engine=SimpleNamespace(rank=0, world_size=1)))
+    reply = listed(Response(0, (5, 6), (7,), np.zeros(1, np.float32), "stop", 4))
+    state = {"step": 6, "rows": [8, 9], "bins": [0, 1], "weights": [0.5, 0.5], "responses": [[reply] * held]}
+    with pytest.raises(ConfigError, match=f"rollout.responses: 3, but .* for step 6 holds {held} .*resume with {group}"):
+        restore_ahead(run, state)
+    assert taken == []
+    cfg.rollout = RolloutConfig(responses=group, engine="vllm_server", ahead=1)
+    restore_ahead(run, state)
+    (step, drawn, responses), = taken
+    assert step == 6 and drawn.selection.rows.tolist() == [8, 9] and [r.row for r in responses] == [8] * group + [9] * group
 
 
 def test_a_rank_may_be_left_without_groups():

@@ -47,6 +47,21 @@ def test_every_kept_token_once_with_its_own_context(groups, slack, share, seed, 
     assert set(found) == {(i, t) for i, s in enumerate(samples) for t in np.flatnonzero(s.keep)}
 
 
+@settings(max_examples=200, deadline=None)
+@given(shapes, st.integers(0, 60))
+def test_rows_as_wide_as_the_budget_are_one_a_micro_batch(groups, slack):
+    """What flash-attn's varlen path takes: position ids of one row mark where a sequence begins."""
+    samples = make(groups, np.random.default_rng(0))
+    budget = max(len(s.prompt_ids) + len(s.token_ids) - 1 for s in samples) + slack
+    begun = 0
+    for micro in pack(samples, token_budget=budget, share_prompts=False, row_width=budget):
+        assert micro.input_ids.shape[0] == 1 and micro.input_ids.shape[1] <= budget and (micro.group_ids >= 0).all()
+        at = micro.position_ids[0]
+        assert at[0] == 0 and ((at[1:] == 0) | (at[1:] == at[:-1] + 1)).all()
+        begun += int((at == 0).sum())
+    assert begun == len(samples)
+
+
 def test_sharing_prompts_saves_their_copies():
     samples = make([(30, [16] * 8)] * 4, np.random.default_rng(0))
     tokens = lambda share: sum(m.input_ids.size for m in pack(samples, token_budget=2000, share_prompts=share))
