@@ -221,19 +221,30 @@ def test_eval_and_export(fastsched, tmp_path, random_model):
     assert fastsched("export", str(tmp_path / "nothing")).returncode == 2
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+DEEPSPEED = str(Path(sys.executable).parent / "deepspeed")
+LAUNCHED = {  # one command for each host, ZeRO stage
+    "torchrun": ([("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29731", "-m", "fastsched.cli")], 1),
+    "deepspeed": ([(DEEPSPEED, "--num_gpus", "2", "--master_port", "29732", "--module", "fastsched.cli")], 3),
+    "hostfile": ([(DEEPSPEED, "--hostfile", "HOSTS", "--no_ssh", "--node_rank", node, "--master_addr", "127.0.0.1", "--master_port",
+                   "29733", "--module", "fastsched.cli") for node in "10"], 2),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHED)
 def test_two_ranks_under_a_launcher(fastsched, tmp_path, random_model, launcher):
-    """The same metrics as one rank in ZeRO-1, to fp32 tolerance: prompts, seeds and denominators are global."""
-    launchers = {
-        "torchrun": ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29731", "-m", "fastsched.cli"),
-        "deepspeed": (str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", "2", "--master_port", "29732",
-                      "--module", "fastsched.cli"),
-    }
-    one, two = tmp_path / "one", tmp_path / "two"
+    """The same metrics as one rank in ZeRO-1, to fp32 tolerance: prompts, seeds and denominators are global. The hosts of the hostfile
+    are two names of this machine, each with one rank."""
+    one, two, hosts = tmp_path / "one", tmp_path / "two", tmp_path / "hosts"
+    hosts.write_text("one slots=1\ntwo slots=1\n")
+    commands, stage = LAUNCHED[launcher]
+    options = small(random_model, two, "--learner.zero_stage", str(stage))
+    *others, first = [tuple(str(hosts) if part == "HOSTS" else part for part in command) for command in commands]
     assert fastsched(*small(random_model, one)).returncode == 0
-    stage = {"torchrun": "1", "deepspeed": "3"}[launcher]
-    done = fastsched(*small(random_model, two, "--learner.zero_stage", stage), launcher=launchers[launcher], OMP_NUM_THREADS="1")
+    beside = [subprocess.Popen([sys.executable, *command, *options], cwd=ROOT, env=environment() | {"OMP_NUM_THREADS": "1"},
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for command in others]
+    done = fastsched(*options, launcher=first, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert [process.wait(60) for process in beside] == [0] * len(beside)
     for a, b in zip(rows(one), rows(two), strict=True):
         assert (a["w_0"], a["tokens_total"]) == (b["w_0"], b["tokens_total"])
         for name in ("reward_mean", "entropy", "kl", "grad_norm", "drift", "response_len_mean"):
