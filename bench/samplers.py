@@ -22,7 +22,7 @@ from matplotlib.ticker import PercentFormatter
 from bench.arms import Arm, Comparison, chosen, parser, train_all
 from bench.summary import band, estimate, markdown_table, write_results
 from fastsched.arguments import parse_config, preset_path
-from fastsched.config import BAD_INPUT, Config, ConfigError, require
+from fastsched.config import BAD_INPUT, DONE, Config, ConfigError, require
 from fastsched.plots import COLOURS, STYLE
 from fastsched.runs import Run, load_run, mean_accuracy
 
@@ -66,10 +66,6 @@ class Budget:
     def grid(self) -> np.ndarray:
         return np.linspace(0, self.amount, GRID)
 
-    def spent(self, run: Run) -> list[float]:
-        """After every step of a run, and 0 before the first."""
-        return [0.0, *run.column(f"{self.unit}_total")]
-
 
 @dataclass(frozen=True)
 class Result:
@@ -85,7 +81,8 @@ class Result:
 def main(arguments: Sequence[str] | None = None) -> int:
     own_parser = parser(__doc__, ARMS)
     own_parser.add_argument("--preset", default="tiny-cpu")
-    own_parser.add_argument("--tokens", type=int, help="budget of every run in response tokens, instead of the responses of --steps")
+    own_parser.add_argument("--tokens", type=int, help="budget of every run in response tokens, instead of the responses of --steps; twice "
+                                                       "--steps have to suffice for it")
     own, overrides = own_parser.parse_known_args(arguments)
     try:
         arms = chosen(ARMS, own.arms)
@@ -93,15 +90,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cfg = parse_config(["--config", str(preset_path(own.preset)), *overrides])
         steps = own.steps or STEPS.get(own.preset, cfg.train.steps)
         budget = Budget(own.tokens, "tokens") if own.tokens else Budget(responses(cfg, steps))
-        comparison = Comparison(f"samplers-{own.preset}", own.preset, arms, range(own.seeds), own.runs,
+        name = f"samplers-{own.preset}" + "-tokens" * bool(own.tokens)
+        comparison = Comparison(name, own.preset, arms, range(own.seeds), own.runs,
                                 equal_budgets(own.preset, cfg, steps, budget), tuple(overrides))
         train_all(comparison)
+        runs = {arm: [load_run(folder) for folder in folders] for arm, folders in comparison.folders().items()}
+        print(report(runs, budget, own.preset, own.out / name))
     except ConfigError as error:
         print(f"bench.samplers: {error}", file=sys.stderr)
         return BAD_INPUT
-    runs = {arm: [load_run(folder) for folder in folders] for arm, folders in comparison.folders().items()}
-    print(report(runs, budget, own.preset, own.out / f"samplers-{own.preset}"))
-    return 0
+    return DONE
 
 
 def responses(cfg: Config, steps: int) -> int:
@@ -125,9 +123,14 @@ def equal_budgets(preset: str, cfg: Config, steps: int, budget: Budget) -> tuple
     return tuple(part for key, value in options.items() for part in (f"--{key}", str(value)))
 
 
+def spent(run: Run, unit: str) -> list[float]:
+    """Responses or tokens after every step of a run, and 0 before the first."""
+    return [0.0, *run.column(f"{unit}_total")]
+
+
 def accuracy_over(run: Run, budget: Budget) -> np.ndarray:
     """[GRID] held-out accuracy, smoothed backwards over a share of the budget; NaN beyond the run's last evaluation."""
-    done = dict(zip([0, *run.steps], budget.spent(run), strict=True))
+    done = dict(zip([0, *run.steps], spent(run, budget.unit), strict=True))
     points = [(done[record["step"]], mean_accuracy(record)) for record in run.evals if record["step"] in done]
     require(len(points) > 1, f"{run.folder}: fewer than two evaluations; delete the folder and run it again")
     raw = pd.Series(np.interp(budget.grid, *zip(*points, strict=True), right=math.nan))
@@ -140,7 +143,7 @@ def result(run: Run, budget: Budget, target: float) -> Result:
     if not len(reached):
         return Result(accuracy, None, None, None)
     at = budget.grid[reached[0]]
-    rollouts, tokens = (float(np.interp(at, budget.spent(run), Budget(0, unit).spent(run))) for unit in ("responses", "tokens"))
+    rollouts, tokens = (float(np.interp(at, spent(run, budget.unit), spent(run, unit))) for unit in ("responses", "tokens"))
     return Result(accuracy, at / budget.amount, rollouts, tokens)
 
 
@@ -159,7 +162,7 @@ def until(values: Sequence[Optional[float]], limit: Sequence[float], form: str) 
 
 def row(arm: str, runs: Sequence[Run], results: Sequence[Result]) -> list[str]:
     reached = sum(r.share is not None for r in results)
-    rollouts, tokens = ([Budget(0, unit).spent(run)[-1] for run in runs] for unit in ("responses", "tokens"))
+    rollouts, tokens = ([spent(run, unit)[-1] for run in runs] for unit in ("responses", "tokens"))
     return [arm, f"{reached} of {len(runs)}", until([r.rollouts for r in results], rollouts, ",.0f"),
             until([r.share for r in results], [1.0] * len(runs), ".2f"), until([r.tokens for r in results], tokens, ",.0f"),
             estimate([r.accuracy[-1] for r in results]).text(".1f", 100),

@@ -50,6 +50,7 @@ CHAIN = {
 # As published: neither entropy nor KL term, so that what differs is the schedule; and prompts drawn without a controller.
 PLAIN = {
     "scheduler.kind": "uniform", "scheduler.coefficients": "constant", "learner.kl": "none", "learner.cooldown": 0,
+    "learner.skip_flat_groups": "false",  # entropy and shares are of all tokens, for every arm alike
     **{f"scheduler.{term}.{bound}": 0 for term in ("entropy", "kl") for bound in ("start", "floor", "ceiling")},
 }
 FIRST, LAST = 3, 0.1

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 import torch
@@ -26,6 +26,10 @@ from fastsched.learn.learner import Learner
 from fastsched.log import RunLog
 from fastsched.prepare import data_lines, load_data, prepare_model
 from fastsched.types import Features
+
+LATE_S = 60.0
+"""How much longer a collective waits than a call into the sampler, so that the rank whose sampler hangs can say so."""
+RESUME = "the checkpoints are untouched: continue with --resume"
 
 
 @dataclass
@@ -57,7 +61,7 @@ class Run:
 
 def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> Run:
     """Build every part; each says in the log what it is doing. Raises ConfigError for what cannot run."""
-    init_distributed()
+    init_distributed(cfg.rollout.timeout_s + LATE_S)
     random.seed(cfg.train.seed), np.random.seed(cfg.train.seed)  # nothing here draws from them; what a library draws repeats
     if not torch.cuda.is_available():
         log.note(f"device: CPU, {torch.get_num_threads()} threads, world size {torch.distributed.get_world_size()}")
@@ -81,7 +85,7 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
         if learner:
             log.note(f"head: {_head(cfg, learner)}, ZeRO stage {cfg.learner.zero_stage}")
     with log.phase("starting the sampler"):
-        rollout = sampler_of(cfg, model_path, run_dir, log)
+        rollout = sampler_of(cfg, model_path, run_dir, (lambda text: log.warn(f"{text}; {RESUME}")) if learn else log.warn)
     scheduler = _scheduler(cfg, train_set, features, log) if learn else None
     buffer = make_buffer(cfg.scheduler, cfg.train.prompts_per_step)
     ahead = LookAhead(rollout.generate) if cfg.rollout.ahead and learn else None
@@ -104,12 +108,13 @@ def _scheduler(cfg: Config, train_set: PromptSet, features: Optional[Features], 
     return scheduler
 
 
-def sampler_of(cfg: Config, model_path: Path, run_dir: Path, log: RunLog) -> RolloutEngine:
+def sampler_of(cfg: Config, model_path: Path, run_dir: Path, say: Callable[[str], None]) -> RolloutEngine:
+    """`say` is told when a call into an engine of this process takes too long, just before the process ends."""
     engine = open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed,
                           max_model_len=cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens,
                           stop_token_ids=stop_token_ids(model_path, cfg.model.trust_remote_code),
                           trust_remote_code=cfg.model.trust_remote_code, log_dir=run_dir)
-    return engine if cfg.rollout.engine == "vllm_server" else LimitedRollout(engine, cfg.rollout.timeout_s, log.warn)
+    return engine if cfg.rollout.engine == "vllm_server" else LimitedRollout(engine, cfg.rollout.timeout_s, say)
 
 
 def _head(cfg: Config, learner: Learner) -> str:

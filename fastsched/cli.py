@@ -1,6 +1,6 @@
 """`fastsched train | cluster | eval | report | export | serve-bench | presets`.
 
-Exit codes: 0 done, 2 bad configuration or input, 3 stopped by a guard, 130 interrupted after a checkpoint.
+Exit codes: 0 done, 2 bad configuration or input, 3 stopped by a guard or a failed part, 130 interrupted after a checkpoint.
 """
 
 import argparse

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from fastsched.assemble import Run
+from fastsched.assemble import RESUME, Run
 from fastsched.checkpoint import CheckpointError
 from fastsched.config import DONE, GUARD, INTERRUPTED
 from fastsched.learn.learner import NonFiniteLimit
@@ -22,12 +22,14 @@ class Disagreement(RuntimeError):
 
 def why_stopped(error: RuntimeError) -> str:
     """The message of an error that ends a run with exit code 3; any other error is raised again."""
-    if isinstance(error, (NonFiniteLimit, EngineError, CheckpointError, Disagreement)):
-        return str(error)
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and LOST.search(str(error)):
-        reason = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0])  # without the line of the library's source
+    named = isinstance(error, (NonFiniteLimit, EngineError, CheckpointError, Disagreement))
+    source = error.__cause__ if isinstance(error.__cause__, RuntimeError) else None if named else error
+    if source and int(os.environ.get("WORLD_SIZE", 1)) > 1 and LOST.search(str(source)):
+        reason = re.sub(r"^\[\S+\] ", "", str(source).splitlines()[0])  # without the line of the library's source
         return (f"another rank ended or cannot be reached any more ({_short(reason, 160)}); its own log-rankN.txt (log.txt: rank 0) "
-                "says why. The checkpoints are untouched: continue with --resume")
+                f"says why; {RESUME}")
+    if named:
+        return f"{error}; {RESUME}" if type(error) is EngineError else str(error)
     raise error
 
 

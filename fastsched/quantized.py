@@ -59,7 +59,7 @@ def _accuracies(cfg: Config, plain: Path, quantised: Path, step: int, log_dir: P
         try:
             before = evaluate(run, step).by_bin
             run.rollout.close()
-            run.rollout = sampler_of(cfg, quantised, log_dir, log)
+            run.rollout = sampler_of(cfg, quantised, log_dir, log.warn)
             return before, evaluate(run, step).by_bin
         finally:
             run.close()

@@ -15,7 +15,7 @@ from fastsched.data.rewards import RewardItem
 from fastsched.engines.rollout import measure_sync, require_sync
 from fastsched.engines.weights import SyncError, layer_fingerprints
 from fastsched.groups import flat_groups
-from fastsched.types import Outcomes, Prompt, Response, Sampling, Selection
+from fastsched.types import SAMPLER_ERRORS, Outcomes, Prompt, Response, Sampling, Selection
 
 T = TypeVar("T")
 SYNC_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}  # bf16 logits near 30 are 0.125 apart
@@ -252,7 +252,7 @@ def _load_weights(run: Run, version: int) -> None:
         run.rollout.load_weights(named(), version)
     except (SyncError, ConfigError):
         raise
-    except (RuntimeError, ValueError, LookupError, AssertionError, OSError) as error:
+    except SAMPLER_ERRORS as error:
         raise SyncError(f"weight sync, version {version}: the sampler failed at {sent[-1]} ({type(error).__name__}: {error}); what it "
                         "holds now is unusable, the learner and its checkpoints are not touched: continue with --resume") from error
 

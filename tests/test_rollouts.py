@@ -9,7 +9,7 @@ from fastsched.config import ConfigError, RolloutConfig
 from fastsched.engines.weights import SyncError
 from fastsched.guards import why_stopped
 from fastsched.rollouts import Rollouts, _load_weights, _merge, gather_outcomes, group_of, restore_ahead
-from fastsched.types import Outcomes, Prompt, Response, Selection
+from fastsched.types import EngineError, Outcomes, Prompt, Response, Selection
 
 
 def part(offset, rank, world, size=4, group=2):
@@ -104,7 +104,8 @@ class BreaksAfter:
                 raise self.error
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), ValueError("bad shape"), AssertionError("size"), KeyError("q_proj")])
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), ValueError("bad shape"), AssertionError("size"), KeyError("q_proj"),
+                                   TypeError("no tensor"), MemoryError()])
 def test_h4_a_sampler_that_fails_in_a_sync_is_named_with_the_parameter(error):
     run = one_rank(BreaksAfter(2, error), [("embed", 1), ("layers.0.q_proj", 2), ("norm", 3)])
     name = type(error).__name__
@@ -124,7 +125,12 @@ def test_a_lost_rank_is_told_from_an_error_of_our_own(monkeypatch):
     assert "cannot be reached any more (Read error [127.0.0.1]:17575: Connection reset by peer" in said and "--resume" in said
     with pytest.raises(RuntimeError, match="a bug"):
         why_stopped(RuntimeError("a bug"))
+    shared, late = EngineError("sampler: generate (3 prompts) failed (RuntimeError: reset by peer)"), EngineError("server: timed out")
+    shared.__cause__, late.__cause__ = gloo, OSError("timed out")
+    assert why_stopped(shared) == said  # ranks that share an engine sample together
+    assert why_stopped(late) == "server: timed out; the checkpoints are untouched: continue with --resume"
     monkeypatch.setenv("WORLD_SIZE", "1")
+    assert why_stopped(shared).startswith("sampler: generate (3 prompts) failed")
     with pytest.raises(RuntimeError, match="reset by peer"):  # of one rank nobody else can be lost
         why_stopped(gloo)
 

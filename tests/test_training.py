@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -240,11 +241,17 @@ def test_two_ranks_under_a_launcher(fastsched, tmp_path, random_model, launcher)
     options = small(random_model, two, "--learner.zero_stage", str(stage))
     *others, first = [tuple(str(hosts) if part == "HOSTS" else part for part in command) for command in commands]
     assert fastsched(*small(random_model, one)).returncode == 0
-    beside = [subprocess.Popen([sys.executable, *command, *options], cwd=ROOT, env=environment() | {"OMP_NUM_THREADS": "1"},
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for command in others]
-    done = fastsched(*options, launcher=first, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert [process.wait(60) for process in beside] == [0] * len(beside)
+    with (tmp_path / "beside.log").open("w") as output:
+        beside = [subprocess.Popen([sys.executable, *command, *options], cwd=ROOT, env=environment() | {"OMP_NUM_THREADS": "1"},
+                                   stdout=output, stderr=output, start_new_session=True) for command in others]
+        try:
+            done = fastsched(*options, launcher=first, OMP_NUM_THREADS="1")
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:] + (tmp_path / "beside.log").read_text()[-4000:]
+            assert [process.wait(60) for process in beside] == [0] * len(beside)
+        finally:
+            for process in beside:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
     for a, b in zip(rows(one), rows(two), strict=True):
         assert (a["w_0"], a["tokens_total"]) == (b["w_0"], b["tokens_total"])
         for name in ("reward_mean", "entropy", "kl", "grad_norm", "drift", "response_len_mean"):

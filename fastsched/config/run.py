@@ -121,7 +121,7 @@ class RolloutConfig:
     """`vllm_server`: URLs of running servers (`python -m fastsched.engines.vllm_server --rollout --model ...`), dealt out to the ranks."""
     timeout_s: float = 1800.0
     """Limit of every call into the sampler or a server; what takes longer ends the run with the call's name (exit code 3). The other
-    ranks' collectives wait as long."""
+    ranks wait a minute longer for one that is late."""
     start_timeout_s: float = 300.0
     """`vllm_server`: limit for a server's start."""
     transfer_dir: Optional[str] = None
@@ -147,8 +147,8 @@ class RolloutConfig:
     correction: Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis", "icepop", "geometric"] = "none"
     """Weight of the surrogate for the engine/learner mismatch rho = pi_old / pi_sampler (algorithms.md 5.1): truncated or masked
     importance sampling by token or response, IcePop (arXiv 2510.18855), or keeping the responses whose geometric mean of rho lies
-    within the bounds. Of stale responses, sampled by older weights, it is the whole distance from
-    pi_old, so that the ratio clipped is to the learner's own; without it their ratio is taken against the sampler."""
+    within the bounds. For stale responses rho also holds the change of the weights since they were sampled,
+    and the clipped ratio stays that to the learner's own; without a correction that ratio is taken against the sampler."""
     correction_cap: Optional[float] = None
     """Upper bound of the ratio; by default 2 (token_tis, sequence_tis, token_mis), 3 (sequence_mis), 5 (icepop), 1.001 (geometric)."""
     correction_floor: Optional[float] = None
@@ -271,11 +271,12 @@ class Config:
 
     @property
     def skips_flat_groups(self) -> bool:
-        """`learner.skip_flat_groups`; by default whether a group of equal rewards can have no gradient in any step."""
+        """`learner.skip_flat_groups`; by default whether a group of equal rewards changes nothing in any step of a run."""
         if self.learner.skip_flat_groups is not None:
             return self.learner.skip_flat_groups
         constant = self.scheduler.coefficients == "constant"
-        return self.learner.teacher is None and all(c.is_zero(constant) for c in (self.scheduler.entropy, self.scheduler.kl))
+        without_gradient = self.learner.teacher is None and all(c.is_zero(constant) for c in (self.scheduler.entropy, self.scheduler.kl))
+        return without_gradient and not self.rollout.correction_divide  # which divides by a mean over the groups in the loss
 
 
 def _check_earlier_responses(cfg: Config) -> None:

@@ -87,7 +87,8 @@ def _track(state: Coefficients, stats: Stats, cfg: SchedulerConfig) -> Coefficie
         first += (float(stats.entropy),)
         if len(first) == INITIAL_ENTROPY_STEPS:
             initial, first = sum(first) / len(first), ()
-    measured = [stats.entropy, stats.drift] + ([] if stats.kl_kind == "none" else [stats.kl])
+    of_tokens = [stats.entropy] + [stats.kl] * (stats.kl_kind != "none")
+    measured = [stats.drift] + of_tokens * (stats.kept_fraction != 0)  # without a token in the loss there is nothing to measure
     return replace(
         state,
         steps=state.steps + 1,

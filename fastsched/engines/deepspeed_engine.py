@@ -3,6 +3,7 @@
 import copy
 import os
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple, Optional
@@ -30,8 +31,11 @@ class StepResult(NamedTuple):
     applied: bool
 
 
-def init_distributed() -> None:
-    """Join the launcher's process group, or make one of a single process, which needs no port that another run could hold."""
+def init_distributed(timeout_s: float = 1800.0) -> None:
+    """Join the launcher's process group, or make one of a single process, which needs no port that another run could hold.
+
+    A collective waits `timeout_s` for a rank that is late, in seconds.
+    """
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, value)
     if not torch.cuda.is_available():
@@ -42,7 +46,7 @@ def init_distributed() -> None:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if os.environ["WORLD_SIZE"] == "1" and not torch.distributed.is_initialized():
         torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
-    deepspeed.init_distributed(backend, verbose=False)
+    deepspeed.init_distributed(backend, verbose=False, timeout=timedelta(seconds=timeout_s))
 
 
 def leave_distributed() -> None:

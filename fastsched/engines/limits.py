@@ -11,7 +11,7 @@ import torch
 
 from fastsched.config import GUARD, ConfigError
 from fastsched.engines.rollout import RolloutEngine
-from fastsched.types import EngineError, Prompt, Response, Sampling
+from fastsched.types import SAMPLER_ERRORS, EngineError, Prompt, Response, Sampling
 
 
 class LimitedRollout:
@@ -20,7 +20,7 @@ class LimitedRollout:
     What sampling and scoring raise becomes an EngineError that names the call; ConfigError and EngineError pass. What `load_weights`
     raises is left to the caller, who knows which weight was on its way. A call that lasts longer than
     `timeout_s` cannot be taken back, since it may be inside a kernel or wait for a rank that is gone: `say` is told, and the process
-    ends at once with exit code 3. Checkpoints are complete or not there, so `--resume` goes on.
+    ends at once with exit code 3, without cleaning up. Checkpoints are complete or not there, so `--resume` goes on.
     """
 
     def __init__(self, engine: RolloutEngine, timeout_s: float, say: Callable[[str], None]):
@@ -83,12 +83,12 @@ class LimitedRollout:
                 yield
         except (ConfigError, EngineError):
             raise
-        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, OSError) as error:
+        except SAMPLER_ERRORS as error:
             logging.getLogger(__name__).exception("sampler: %s", call)
-            raise EngineError(f"sampler: {call} failed ({type(error).__name__}: {error}); the traceback is in its log, the checkpoints "
-                              "are untouched: continue with --resume") from error
+            raise EngineError(f"sampler: {call} failed ({type(error).__name__}: {error})") from error
 
     def _give_up(self, call: str) -> None:
-        self._say(f"sampler: {call} took longer than {self._timeout_s:g} s (rollout.timeout_s); the checkpoints are untouched: continue "
-                  "with --resume")
-        os._exit(GUARD)
+        try:
+            self._say(f"sampler: {call} took longer than {self._timeout_s:g} s (rollout.timeout_s)")
+        finally:
+            os._exit(GUARD)

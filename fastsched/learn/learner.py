@@ -86,7 +86,7 @@ class Learner:
         any_stale = bool(self._over_ranks(stale.sum()))
         objective = Objective(self.cfg.learner, self.cfg.rollout, knobs, bypass=any_stale and self.cfg.rollout.correction == "none")
         samples, quantile = self._samples(responses, rewards, objective, step)
-        batches = self._mini_batches(samples, np.flatnonzero(np.isfinite(rewards).any(1)), step)
+        batches = self._mini_batches(samples, np.flatnonzero(np.isfinite(rewards).any(1)), knobs, step)
         objective = self._divided(objective, batches)
         totals, results, lr = statistics.Totals(), [], self._lr(step, knobs)
         for micro_batches in batches:
@@ -180,22 +180,25 @@ class Learner:
     def _bin(self, row: int) -> int:
         return int(self.bins[row]) if self.cfg.log.snr_bins else -1
 
-    def _mini_batches(self, samples: list[Sample], groups: np.ndarray, step: int) -> list[list[MicroBatch]]:
-        """One for each optimizer step: a random share of the groups of all ranks, the same whatever their number."""
+    def _mini_batches(self, samples: list[Sample], groups: np.ndarray, knobs: Knobs, step: int) -> list[list[MicroBatch]]:
+        """One for each optimizer step: a random share of the groups of all ranks."""
         if self.cfg.learner.updates_per_batch == 1:
-            return [self._micro_batches(samples)]
+            return [self._micro_batches(samples, knobs)]
         places = sorted(place for part in self.engine.all_gather([self._place(g) for g in groups.tolist()]) for place in part)
         order = np.random.default_rng([self.cfg.train.seed, step]).permutation(places)
         parts = [set(part.tolist()) for part in np.array_split(order, self.cfg.learner.updates_per_batch)]
-        return [self._micro_batches([s for s in samples if self._place(s.group) in part]) for part in parts]
+        return [self._micro_batches([s for s in samples if self._place(s.group) in part], knobs) for part in parts]
 
     def _place(self, group: int) -> int:
-        """Of this rank's group in the batch of all ranks, which is dealt out in turn."""
+        """Of this rank's group in the batch of all ranks, which is dealt out in turn; where refills or DOTS compose it otherwise, still
+        a number of its own, but one that depends on the number of ranks."""
         return group * self.engine.world_size + self.engine.rank
 
-    def _micro_batches(self, samples: list[Sample]) -> list[MicroBatch]:
+    def _micro_batches(self, samples: list[Sample], knobs: Knobs) -> list[MicroBatch]:
         """Packed and weighted by the denominators of the global batch."""
-        cfg, skips_flat = self.cfg.learner, self.cfg.skips_flat_groups
+        cfg = self.cfg.learner
+        # Resumed from other settings, a coefficient may start away from 0 and stay there.
+        skips_flat = self.cfg.skips_flat_groups and (cfg.skip_flat_groups or knobs.entropy_coef == knobs.kl_coef == 0)
         kept = np.array([s.keep.sum() for s in samples], np.int64)
         total_kept, total_responses = self.engine.all_reduce(np.array([kept.sum(), len(samples)], np.float64))
         weights = token_weights(cfg.loss, kept, total_kept, total_responses, self.cfg.rollout.max_new_tokens)

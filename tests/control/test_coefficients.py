@@ -121,6 +121,13 @@ def test_what_is_not_finite_is_counted_and_changes_nothing():
     assert new.nonfinite == 3 and new.fired == ()
 
 
+def test_a_step_without_a_token_in_the_loss_is_not_counted():
+    """Every group was flat and left: there is no entropy and no KL, and nothing is wrong."""
+    nothing = replace(stats(entropy=NAN, kl=NAN, drift=0.0), kept_fraction=0.0)
+    assert rules(start_coefficients(CFG), nothing, CFG).nonfinite == 0
+    assert rules(start_coefficients(CFG), replace(nothing, drift=NAN), CFG).nonfinite == 1
+
+
 def test_kl_that_is_not_measured_is_not_counted():
     new = rules(start_coefficients(CFG), stats(entropy=0.4, kl=NAN, kl_kind="none"), CFG)
     assert new.nonfinite == 0 and new.kl is None and new.fired == ("low-entropy",)

@@ -27,6 +27,8 @@ STAGES, ACCUMULATIONS, BALANCED = (0, 1, 2, 3), (1, 2, 4), (1, 3)
 MODEL = ModelConfig(dtype="float32")
 KNOBS = Knobs(weights=(0.5, 0.5), r_threshold=0.5, entropy_coef=0.01, kl_coef=0.02, ema_alpha=0.9, lr_scale=1.0, temporal_s=0.0, rule="")
 P, G, STEPS = 6, 4, 4
+TIMEOUT_S = 777.0
+GATE = 5.7385  # nats; about what a random model's entropy is, so that tokens lie on both sides
 
 
 def batch(step: int) -> tuple[list[Response], np.ndarray, Knobs]:
@@ -70,8 +72,8 @@ def make(model: str, out: Path, stage: int, accumulation: int = 1, balance: bool
     return Learner(engine, Config(model=MODEL, learner=cfg, rollout=RolloutConfig(responses=G, max_new_tokens=10)), out)
 
 
-def train(learner: Learner, first: int = 1, last: int = STEPS) -> tuple[list[dict], list[int]]:
-    """Statistics of every step, and how many micro-batches each had on this rank."""
+def train(learner: Learner, first: int = 1, last: int = STEPS, **changes) -> tuple[list[dict], list[int]]:
+    """Statistics of every step, and how many micro-batches each had on this rank; `changes` are of the knobs."""
     engine, stats, counts = learner.engine, [], []
     for step in range(first, last + 1):
         calls, backward = [0], engine.backward
@@ -81,7 +83,8 @@ def train(learner: Learner, first: int = 1, last: int = STEPS) -> tuple[list[dic
             return backward(*args, **options)
 
         engine.backward = counted
-        stats.append(asdict(learner.update(*share(step, engine.rank, engine.world_size), step)))
+        responses, rewards, knobs = share(step, engine.rank, engine.world_size)
+        stats.append(asdict(learner.update(responses, rewards, replace(knobs, **changes), step)))
         engine.backward = backward
         counts.append(calls[0])
     return stats, counts
@@ -134,7 +137,7 @@ def everything(model: str, out: Path, results: dict) -> None:
     cfg = Config(model=MODEL, learner=learner_cfg, rollout=RolloutConfig(responses=G, max_new_tokens=10), log=LogConfig(snr_bins=True),
                  scheduler=SchedulerConfig(kl_gate=KlGateConfig(enabled=True, quantile=0.3), temporal=TemporalConfig(proxy="random")))
     learner = Learner(DeepSpeedLearner(load_policy(model, MODEL), learner_cfg, MODEL), cfg, out, np.arange(P) % 2)
-    results["everything"] = dict(zip(("stats", "counts"), train(learner), strict=True))
+    results["everything"] = dict(zip(("stats", "counts"), train(learner, kl_gate=GATE, kl_coef=0.5), strict=True))
     np.savez(out / f"everything rank {learner.engine.rank}.npz", **tensors(learner))
     learner.engine.close()
 
@@ -185,8 +188,9 @@ def refusals(model: str, out: Path, results: dict) -> None:
 
 
 def main(out: str, model: str, other: str) -> None:
-    init_distributed()
-    results: dict = {}
+    init_distributed(TIMEOUT_S)
+    backend = torch.distributed.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    results: dict = {"timeout": str(backend.options._timeout)}
     splits(model, Path(out), results)
     balances(model, Path(out), results)
     everything(model, Path(out), results)

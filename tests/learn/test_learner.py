@@ -225,6 +225,8 @@ def test_skipped_flat_groups_stay_in_the_denominators(model_path, tmp_path):
     assert repr(train(by_default, quiet)) == repr(b)
     moving = make(model_path, tmp_path, replace(BASE, skip_flat_groups=None), kl=CoefficientConfig(0.0, 0.0, 0.1))
     assert repr(train(moving, quiet)) == repr(a)
+    resumed = [train(make(model_path, tmp_path, replace(BASE, skip_flat_groups=skip))) for skip in (None, False)]  # lambda_H is not 0
+    assert repr(resumed[0]) == repr(resumed[1])
 
 
 def test_flat_groups_are_skipped_by_default_where_they_can_never_have_a_gradient():
@@ -236,6 +238,7 @@ def test_flat_groups_are_skipped_by_default_where_they_can_never_have_a_gradient
         assert Config(scheduler=scheduler).skips_flat_groups == expected
         assert not Config(scheduler=scheduler, learner=distilled).skips_flat_groups
     assert Config(scheduler=SchedulerConfig(entropy=may), learner=LearnerConfig(skip_flat_groups=True)).skips_flat_groups
+    assert not Config(rollout=RolloutConfig(correction="token_tis", correction_divide=True)).skips_flat_groups
 
 
 @pytest.mark.parametrize("updates", [1, 2])
