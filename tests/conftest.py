@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,9 @@ from unittest.mock import patch
 import pytest
 import torch
 from command_line import ROOT, environment
+
+# What a background shell starts ignores Ctrl-C, and so would every process that is interrupted here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if not torch.cuda.is_available():
     # Triton defines its own helpers for the interpreter or for the compiler when it is first imported, whoever does that first.

@@ -58,13 +58,16 @@ def test_the_server_dies_with_us(run_dir, number, when):
     port = free_port()
     command = [sys.executable, "-m", "fastsched.cli", "serve-bench", str(run_dir), "--port", str(port), "--requests", "99999"]
     process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: children(f"--parent\0{process.pid}\0"), 120)
-    if when == "serving":
-        assert "ready" in next(line for line in process.stdout if "ready" in line)
-    session = children(f"--parent\0{process.pid}\0")[0]
-    assert len(members(session)) >= (2 if when == "serving" else 1)  # the HTTP server, and the engine when it has started
-    process.send_signal(number)
-    process.communicate(timeout=60)
+    try:
+        wait_until(lambda: children(f"--parent\0{process.pid}\0"), 120)
+        if when == "serving":
+            assert "ready" in next(line for line in process.stdout if "ready" in line)
+        session = children(f"--parent\0{process.pid}\0")[0]
+        assert len(members(session)) >= (2 if when == "serving" else 1)  # the HTTP server, and the engine when it has started
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
     wait_until(lambda: not members(session))
     with socket.socket() as s:
