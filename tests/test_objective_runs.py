@@ -74,7 +74,8 @@ def test_the_tiny_twin_runs_the_schedule(fastsched, tmp_path, random_model, grad
     run = tmp_path / "run"
     options = ["train", "--preset", "tp-schedule-tiny", "--run_dir", str(run), "--model.name", str(random_model), "--rollout.engine",
                "transformers", "--data.size", "400", "--data.eval_per_bin", "4", "--train.prompts_per_step", "8", "--train.steps", "5",
-               "--log.plots", "false", "--train.eval_at_ends", "false", "--reward.kind", "graded:score"]
+               "--log.plots", "false", "--train.eval_at_ends", "false", "--reward.kind", "graded:score",
+               "--learner.skip_flat_groups", "false"]
     done = fastsched(*options, **graded)
     assert done.returncode == 0, done.stdout + done.stderr
     found = rows(run)
