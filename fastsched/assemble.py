@@ -16,7 +16,7 @@ from fastsched.control.scheduler import Scheduler
 from fastsched.data.datasets import PromptSet
 from fastsched.data.features import open_features, with_feature_bins
 from fastsched.data.rewards import RewardPool
-from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed, leave_distributed
+from fastsched.engines.deepspeed_engine import PATIENCE_S, DeepSpeedLearner, init_distributed, leave_distributed
 from fastsched.engines.limits import LimitedRollout
 from fastsched.engines.models import load_policy, load_tokenizer, require_full_attention, stop_token_ids
 from fastsched.engines.rollout import RolloutEngine, open_rollout
@@ -61,7 +61,7 @@ class Run:
 
 def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> Run:
     """Build every part; each says in the log what it is doing. Raises ConfigError for what cannot run."""
-    init_distributed(cfg.rollout.timeout_s + LATE_S)
+    init_distributed(max(PATIENCE_S, cfg.rollout.timeout_s + LATE_S))
     random.seed(cfg.train.seed), np.random.seed(cfg.train.seed)  # nothing here draws from them; what a library draws repeats
     if not torch.cuda.is_available():
         log.note(f"device: CPU, {torch.get_num_threads()} threads, world size {torch.distributed.get_world_size()}")

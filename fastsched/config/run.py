@@ -121,7 +121,7 @@ class RolloutConfig:
     """`vllm_server`: URLs of running servers (`python -m fastsched.engines.vllm_server --rollout --model ...`), dealt out to the ranks."""
     timeout_s: float = 1800.0
     """Limit of every call into the sampler or a server; what takes longer ends the run with the call's name (exit code 3). The other
-    ranks wait a minute longer for one that is late."""
+    ranks wait a minute longer for one that is late, and half an hour at least."""
     start_timeout_s: float = 300.0
     """`vllm_server`: limit for a server's start."""
     transfer_dir: Optional[str] = None

@@ -31,7 +31,11 @@ class StepResult(NamedTuple):
     applied: bool
 
 
-def init_distributed(timeout_s: float = 1800.0) -> None:
+PATIENCE_S = 1800.0
+"""How long a collective waits for a rank that writes a checkpoint, prepares a model or evaluates; torch's own limit."""
+
+
+def init_distributed(timeout_s: float = PATIENCE_S) -> None:
     """Join the launcher's process group, or make one of a single process, which needs no port that another run could hold.
 
     A collective waits `timeout_s` for a rank that is late, in seconds.
