@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
-        config_parser().print_help()
+        _print(config_parser().format_help())
         return DONE
     own, rest = _train_parser().parse_known_args(arguments)
     source = _source(own)
@@ -50,7 +50,7 @@ def _train(arguments: list[str]) -> int:
     if own.dry_run:
         from fastsched.dryrun import dry_run
 
-        print(dry_run(cfg, run_dir))
+        _print(dry_run(cfg, run_dir))
         return DONE
     from fastsched.commands import train
 
@@ -63,9 +63,9 @@ def _train(arguments: list[str]) -> int:
 
 def _cluster(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
-        print("usage: fastsched cluster [--preset NAME | --config FILE.yaml] [--section.key VALUE ...]\n\n"
-              "Embedding, difficulty and cluster of every training row, by the base policy of the configuration (model.name).\n"
-              "The keys are those of `fastsched train --help`; its own are features.*. A killed run goes on where it stopped.")
+        _print("usage: fastsched cluster [--preset NAME | --config FILE.yaml] [--section.key VALUE ...]\n\n"
+               "Embedding, difficulty and cluster of every training row, by the base policy of the configuration (model.name).\n"
+               "The keys are those of `fastsched train --help`; its own are features.*. A killed run goes on where it stopped.")
         return DONE
     own, rest = _source_parser("cluster").parse_known_args(arguments)
     cfg = _config(_source(own), rest)
@@ -168,10 +168,20 @@ def _serve_bench(arguments: list[str]) -> int:
 
 
 def _presets(arguments: list[str]) -> int:
-    for name in preset_names():
-        first = preset_path(name).read_text().splitlines()[0].removeprefix("#").strip()
-        print(f"{name:28} {first}")
+    _print("\n".join(f"{name:28} {_first_line(preset_path(name))}" for name in preset_names()))
     return DONE
+
+
+def _first_line(path: Path) -> str:
+    return path.read_text().splitlines()[0].removeprefix("#").strip()
+
+
+def _print(text: str) -> None:
+    """To stdout; a reader that has seen enough (`| head`, `less`) is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more when it ends
 
 
 if __name__ == "__main__":

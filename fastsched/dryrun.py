@@ -37,8 +37,17 @@ def _batch(cfg: Config, world: int) -> list[str]:
         f"batch: {prompts} prompts x {group} responses = {prompts * group} responses a step, {per_rank} on each of {world} ranks",
         f"       {updates} optimizer update(s) a step of {prompts // updates} prompts, each from at most {-(-micro // updates)} "
         f"micro-batches of {cfg.learner.micro_batch_tokens} tokens on a rank",
-        f"       {cfg.train.steps} steps = {cfg.train.steps * prompts:,} prompts, {cfg.train.steps * prompts * group:,} responses",
+        f"       {cfg.train.steps} steps = {cfg.train.steps * prompts:,} prompts, {cfg.train.steps * prompts * group:,} responses{_sampled(cfg)}",
     ]
+
+
+def _sampled(cfg: Config) -> str:
+    """Where more responses are sampled than trained."""
+    prompts, group, refills, speed = cfg.train.prompts_per_step, cfg.rollout.responses, cfg.scheduler.refills, cfg.scheduler.speed
+    if cfg.scheduler.kind == "speed":
+        most = prompts * (group - speed.screen) + speed.candidates * prompts * speed.screen
+        return f" trained; screening samples up to {most} in one generation"
+    return f" trained; with scheduler.refills up to {(1 + refills) * prompts * group} are sampled a step" if refills else ""
 
 
 def _data(cfg: Config) -> list[str]:

@@ -96,8 +96,11 @@ class RunLog:
                 import wandb
             except ImportError as error:
                 raise ConfigError(f"log.wandb: {error}; `pip install wandb`, or set log.wandb to false") from error
-            self._wandb = wandb.init(project=os.environ.get("WANDB_PROJECT", "fastsched"), name=self.run_dir.name,
+            known = self.run_dir / "wandb_id.txt"
+            same = {"id": known.read_text(), "resume": "allow"} if resume_step is not None and known.exists() else {}
+            self._wandb = wandb.init(project=os.environ.get("WANDB_PROJECT", "fastsched"), name=self.run_dir.name, **same,
                                      dir=str(self.run_dir), settings=wandb.Settings(console="off", silent=True))
+            known.write_text(self._wandb.id)
 
     def capture_output(self, path: Path | None = None) -> None:
         """Send descriptors 1 and 2 of this process and its children to `path` until `close`; the console stays.

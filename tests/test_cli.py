@@ -1,10 +1,14 @@
 """The command line as a user meets it: one clear message, the right exit code."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
+from command_line import ROOT
 from fastsched.arguments import changed_keys, config_to_yaml, parse_config, preset_names, preset_path
 from fastsched.cli import main
 from fastsched.commands import in_one_process
@@ -97,6 +101,15 @@ def test_presets_command_lists_them(capsys):
     assert all(name in out for name in ("smollm2-cpu", "tiny-cpu", "qwen3-0.6b-gpu", "qwen3-4b-8xh200"))
 
 
+@pytest.mark.parametrize("command", ["presets", "train --help", "cluster --help"])
+def test_a_reader_that_has_seen_enough_is_no_error(command):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "fastsched.cli", *command.split()], stdout=write, stderr=subprocess.PIPE, cwd=ROOT)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_dry_run_counts_what_the_objective_holds(capsys, random_model):
     base = ["train", "--dry-run", "--model.name", str(random_model), "--data.size", "200", "--data.eval_per_bin", "2"]
     assert main(base) == 0
@@ -104,6 +117,14 @@ def test_dry_run_counts_what_the_objective_holds(capsys, random_model):
     assert main([*base, "--learner.loss", "opd", "--learner.teacher", "other", "--learner.kl", "none", "--log.snr_bins", "true"]) == 0
     memory = capsys.readouterr().out.split("memory on each")[1]
     assert "teacher, if of this size" in memory and "gradient sums by bin" in memory
+
+
+def test_dry_run_says_where_more_is_sampled_than_trained(capsys, random_model):
+    base = ["train", "--dry-run", "--model.name", str(random_model), "--data.size", "200", "--data.eval_per_bin", "2",
+            "--train.prompts_per_step", "8", "--rollout.responses", "8", "--learner.kl", "none"]
+    assert main(base) == 0 and "sampled" not in capsys.readouterr().out.split("\nbatch:")[1]
+    assert main([*base, "--scheduler.refills", "2"]) == 0 and "up to 192 are sampled a step" in capsys.readouterr().out
+    assert main([*base, "--scheduler.kind", "speed"]) == 0 and "screening samples up to 160 in one generation" in capsys.readouterr().out
 
 
 def test_dry_run_checks_the_whole_dataset(capsys, tmp_path, random_model):

@@ -196,17 +196,19 @@ import sys
 from pathlib import Path
 import numpy as np
 from synthetic_run import LogConfig, RunLog, metrics_row, quiet
-with RunLog(Path(sys.argv[1]), LogConfig(tensorboard=False, wandb=True), 1, console=quiet()) as log:
-    log.step(metrics_row(1, 1, np.random.default_rng(0)))
+for resumed in (None, 1):
+    with RunLog(Path(sys.argv[1]), LogConfig(tensorboard=False, wandb=True), 2, resume_step=resumed, console=quiet()) as log:
+        log.step(metrics_row(2 if resumed else 1, 1, np.random.default_rng(0)))
 """
 
 
-def test_wandb_receives_rows(tmp_path):
+def test_wandb_receives_rows_and_goes_on_with_the_same_run_after_resume(tmp_path):
     pytest.importorskip("wandb")
     env = {**os.environ, "WANDB_MODE": "offline", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", WANDB, str(tmp_path)], check=True, env=env)
-    (binary,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    assert b"lambda_kl" in binary.read_bytes()
+    binaries = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert binaries and {path.stem for path in binaries} == {f"run-{(tmp_path / 'wandb_id.txt').read_text()}"}
+    assert all(b"lambda_kl" in path.read_bytes() for path in binaries)
 
 
 NOISY = """
