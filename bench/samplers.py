@@ -36,6 +36,7 @@ ARMS = {
     "mopps": Arm(("--scheduler.kind", "mopps")),
     "sec": Arm(("--scheduler.kind", "sec")),
     "ads": Arm(("--scheduler.kind", "ads"), cluster=True),
+    "dots": Arm(("--scheduler.kind", "dots"), cluster=True),
     "window": Arm(("--scheduler.kind", "adaptive")),
     "learned": Arm(("--scheduler.kind", "learned"), cluster=True),
 }
