@@ -37,7 +37,8 @@ def _batch(cfg: Config, world: int) -> list[str]:
         f"batch: {prompts} prompts x {group} responses = {prompts * group} responses a step, {per_rank} on each of {world} ranks",
         f"       {updates} optimizer update(s) a step of {prompts // updates} prompts, each from at most {-(-micro // updates)} "
         f"micro-batches of {cfg.learner.micro_batch_tokens} tokens on a rank",
-        f"       {cfg.train.steps} steps = {cfg.train.steps * prompts:,} prompts, {cfg.train.steps * prompts * group:,} responses{_sampled(cfg)}",
+        f"       {cfg.train.steps} steps = {cfg.train.steps * prompts:,} prompts, {cfg.train.steps * prompts * group:,} responses"
+        + _sampled(cfg),
     ]
 
 

@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-
 from command_line import ROOT
+
 from fastsched.arguments import changed_keys, config_to_yaml, parse_config, preset_names, preset_path
 from fastsched.cli import main
 from fastsched.commands import in_one_process
