@@ -23,8 +23,8 @@ from fastsched.types import Knobs, Response
 P, G, PROMPT, RESPONSE = (int(x) for x in os.environ.get("PACKING", "16,8,30,16").split(","))
 DTYPE, ROUNDS = os.environ.get("DTYPE", "float32"), int(os.environ.get("ROUNDS", "3"))
 WANTED = 0.5
-# Sums in another order: ||difference|| / ||gradient|| over all parameters. In bf16 either packing is 0.05 from the fp32 gradient.
-TOLERANCE = {"float32": 1e-5, "bfloat16": 0.06}[DTYPE]
+# Sums in another order. In bf16 by norm: single elements are off by 0.3 of the largest from those of fp32 with either packing.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}[DTYPE]
 KNOBS = Knobs(weights=(), r_threshold=0.5, entropy_coef=0.0, kl_coef=0.0, ema_alpha=1.0, lr_scale=1.0, temporal_s=0.0, rule="")
 
 
@@ -67,9 +67,14 @@ def gradients(learner: Learner, batch) -> dict[str, torch.Tensor]:
     return total
 
 
-def distance(ours: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> float:
+def by_element(ours: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> float:
+    """Largest difference against the largest element, of the parameter where that is worst."""
+    return max(float((ours[name] - g).abs().max() / g.abs().max()) for name, g in truth.items())
+
+
+def by_norm(ours: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> float:
     """||ours - truth|| / ||truth|| over all parameters."""
-    norm = lambda gradients: torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.double()) for g in gradients]))
+    norm = lambda gradients: torch.nn.utils.get_total_norm([g.double() for g in gradients])
     return float(norm([ours[name] - g for name, g in truth.items()]) / norm(truth.values()))
 
 
@@ -77,7 +82,7 @@ def bench_shared_prompts(benchmark, learners):
     batch = rollouts(49152)
     unshared, shared = gradients(learners[False], batch), gradients(learners[True], batch)
     assert unshared.keys() == shared.keys()
-    error = distance(shared, unshared)
+    error = (by_element if DTYPE == "float32" else by_norm)(shared, unshared)
     assert 0 < max(float(g.abs().max()) for g in unshared.values()) and error < TOLERANCE, error
     ratios = []
     for _ in range(ROUNDS):

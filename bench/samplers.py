@@ -41,8 +41,8 @@ ARMS = {
     "learned": Arm(("--scheduler.kind", "learned"), cluster=True),
 }
 STEPS = {"tiny-cpu": 480}
-"""Steps that the uniform sampler takes within the budget; by default those of the preset. Within 160 no sampler can be told from another
-(bench/results/samplers-tiny-cpu-short.md): all of them gain the first seven points alike, and part where uniform levels off."""
+"""Steps that the uniform sampler takes within the budget; by default those of the preset. Within 160 no sampler but ADS
+can be told from another (bench/results/samplers-tiny-cpu-short.md): they gain the first seven points alike, and part later."""
 OPTIONS = {"tiny-cpu": {"data.eval_per_bin": 256, "scheduler.coefficients": "constant", "features.clusters": 16, "features.dims": 32}}
 """Its rule table would give each sampler another step size; what comes out is the same (bench/results/samplers-tiny-cpu-rules.md).
 Clusters as in ads-tiny."""
