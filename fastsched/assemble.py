@@ -103,9 +103,17 @@ def _features(cfg: Config, model_path: Path, train_set: PromptSet, log: RunLog) 
 
 def _scheduler(cfg: Config, train_set: PromptSet, features: Optional[Features], log: RunLog) -> Scheduler:
     scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed, features)
-    for line in scheduler.sampler.notes() if cfg.scheduler.kind == "ads" else []:
-        log.note(line)
+    for line in [*scheduler.sampler.notes(), *_budget_notes(cfg)]:
+        log.warn(line)
     return scheduler
+
+
+def _budget_notes(cfg: Config) -> list[str]:
+    scheduled = ["scheduler.temporal"] * (cfg.scheduler.temporal.mode != "none") + ["learner.cooldown"] * (cfg.learner.cooldown > 0)
+    if not scheduled or not (cfg.train.rollout_budget or cfg.train.token_budget):
+        return []
+    return [f"{' and '.join(scheduled)} go by train.steps ({cfg.train.steps}); a run that a budget of responses or tokens ends before does "
+            "not come to their end"]
 
 
 def sampler_of(cfg: Config, model_path: Path, run_dir: Path, say: Callable[[str], None]) -> RolloutEngine:

@@ -178,6 +178,7 @@ class MicroBatch:
     old_logp: Optional[np.ndarray] = None  # [R] float32, NaN: unknown; None: the policy has not moved since
     kl_scale: Optional[np.ndarray] = None  # [R] float32, factor of the KL coefficient; None: 1
     bin: int = -1  # difficulty bin of all its groups, where micro-batches are split by bin
+    whole: bool = True  # it holds every trained response of its groups
 
 
 class Head(NamedTuple):

@@ -12,6 +12,7 @@ from fastsched.config.checks import (
 )
 from fastsched.config.features import FeaturesConfig
 from fastsched.config.learner import LearnerConfig
+from fastsched.config.rollout import LOWEST_TEMPERATURE, RolloutConfig
 from fastsched.config.run import (
     Config,
     DataConfig,
@@ -19,7 +20,6 @@ from fastsched.config.run import (
     ModelConfig,
     ModelShape,
     RewardConfig,
-    RolloutConfig,
     TrainConfig,
 )
 from fastsched.config.samplers import DotsConfig, LearnedConfig, ReplayConfig, SpeedConfig, VcrlConfig
@@ -36,7 +36,7 @@ from fastsched.config.scheduler import (
 )
 
 __all__ = [
-    "BAD_INPUT", "DONE", "GUARD", "INTERRUPTED",
+    "BAD_INPUT", "DONE", "GUARD", "INTERRUPTED", "LOWEST_TEMPERATURE",
     "AdaRFTConfig", "AdsConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "DotsConfig", "FeaturesConfig",
     "FeaturesMissing", "GresoConfig", "KlGateConfig", "LearnedConfig", "LearnerConfig", "LogConfig", "ModelConfig", "ModelShape",
     "MoppsConfig", "ReplayConfig", "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "SpeedConfig", "TemporalConfig",

@@ -26,6 +26,7 @@ class LearnerConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     grad_clip: float = 1.0
+    """Largest norm of the gradient; 0 is no limit."""
     warmup_steps: int = 0
     cooldown: float = 0.0
     """Last share of train.steps over which the learning rate falls linearly towards 0; what gradient noise moved then averages out."""
@@ -59,7 +60,11 @@ class LearnerConfig:
     def __post_init__(self):
         require(self.lr > 0 and self.micro_batch_tokens > 0, "learner: lr and micro_batch_tokens must be positive")
         require(0 <= self.cooldown <= 1, "learner.cooldown: must lie in [0, 1]")
-        require(self.updates_per_batch >= 1, "learner.updates_per_batch: must be at least 1")
+        require(min(self.grad_clip, self.weight_decay, self.warmup_steps) >= 0,
+                "learner: grad_clip, weight_decay and warmup_steps must be at least 0")
+        require(all(0 <= beta < 1 for beta in self.betas), "learner.betas: must lie in [0, 1)")
+        require(min(self.updates_per_batch, self.nonfinite_limit, self.chunk_rows or 1) >= 1,
+                "learner: updates_per_batch, nonfinite_limit and chunk_rows must be at least 1")
         require(0 <= self.clip[0] < 1 and self.clip[1] >= 0, "learner.clip: needs 0 <= lower < 1 and upper >= 0")
         require((self.teacher is None) == (self.loss != "opd" and self.distill == 0),
                 "learner.teacher: needed by learner.loss opd and by learner.distill, and by nothing else")

@@ -10,7 +10,11 @@ from typing import Literal, Optional
 from fastsched.config.checks import require
 from fastsched.config.features import FeaturesConfig
 from fastsched.config.learner import LearnerConfig
+from fastsched.config.rollout import RolloutConfig
 from fastsched.config.scheduler import SchedulerConfig
+
+FILES = (".jsonl", ".parquet")
+"""How a `data.source` ends that is a file."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,10 @@ class DataConfig:
         require(self.task in ("arithmetic", "chain", "dataset") or self.task.startswith("reasoning-gym:"),
                 f"data.task: {self.task!r} is none of arithmetic, chain, dataset, reasoning-gym:NAME")
         require(self.task != "dataset" or bool(self.source), "data.source: needed by data.task=dataset (hub name or file)")
+        require(self.task == "dataset" or self.source is self.subset is self.difficulty_column is None,
+                f"data.source, data.subset, data.difficulty_column: have no effect with data.task {self.task}; set data.task dataset")
+        require(self.subset is None or not self.source.endswith(FILES),
+                f"data.subset: is of a hub data set, and data.source {self.source} is a file; leave it out")
         require(self.difficulty == "column" or self.difficulty_column is None,
                 f"data.difficulty_column: has no effect with data.difficulty {self.difficulty}; unset one of the two")
         require(min(self.size, self.bins, self.max_prompt_tokens, self.eval_per_bin) >= 1,
@@ -109,75 +117,6 @@ class RewardConfig:
         require(self.kind in ("exact_number", "graded_number", "math_verify", "task") or ":" in self.kind,
                 f"reward.kind: {self.kind!r} is none of exact_number, graded_number, math_verify, task, module:function")
         require(self.workers >= 1 and self.timeout_s > 0, "reward: workers and timeout_s must be positive")
-
-
-@dataclass(frozen=True)
-class RolloutConfig:
-    engine: Literal["vllm", "vllm_server", "transformers"] = "vllm"
-    """vLLM in each rank's process, vLLM servers beside it (`replicas`, or `servers`), or the transformers parity reference."""
-    replicas: int = 1
-    """`vllm_server`: servers that each rank starts, on loopback and on free ports; a rank's prompts are dealt out to them."""
-    servers: tuple[str, ...] = ()
-    """`vllm_server`: URLs of running servers (`python -m fastsched.engines.vllm_server --rollout --model ...`), dealt out to the ranks."""
-    timeout_s: float = 1800.0
-    """Limit of every call into the sampler or a server; what takes longer ends the run with the call's name (exit code 3). The other
-    ranks wait a minute longer for one that is late, and half an hour at least."""
-    start_timeout_s: float = 300.0
-    """`vllm_server`: limit for a server's start."""
-    transfer_dir: Optional[str] = None
-    """`vllm_server`: folder through which weights pass; servers must see it. By default shared memory, else the temporary folder."""
-    tensor_parallel: int = 1
-    """`vllm`: so many neighbouring ranks share one engine (tensor parallel) and sample the prompts of all of them together."""
-    sleep: bool = False
-    """`vllm` on CUDA: during the update the sampler's weights lie in host memory and its cache is given back (vLLM's sleep level 1)."""
-    ahead: Literal[0, 1] = 0
-    """1: the servers sample the next step's batch while the learner updates, with weights that are one version old (`vllm_server` only)."""
-    responses: int = 8
-    """G, responses per prompt; the group of GRPO."""
-    max_new_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    """-1 is off."""
-    dtype: Optional[Literal["float32", "bfloat16"]] = None
-    """Sampler dtype; the model's by default."""
-    kv_cache_gb: float = 1.0
-    gpu_memory_utilization: float = 0.45
-    max_num_seqs: int = 256
-    correction: Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis", "icepop", "geometric"] = "none"
-    """Weight of the surrogate for the engine/learner mismatch rho = pi_old / pi_sampler (algorithms.md 5.1): truncated or masked
-    importance sampling by token or response, IcePop (arXiv 2510.18855), or keeping the responses whose geometric mean of rho lies
-    within the bounds. For stale responses rho also holds the change of the weights since they were sampled,
-    and the clipped ratio stays that to the learner's own; without a correction that ratio is taken against the sampler."""
-    correction_cap: Optional[float] = None
-    """Upper bound of the ratio; by default 2 (token_tis, sequence_tis, token_mis), 3 (sequence_mis), 5 (icepop), 1.001 (geometric)."""
-    correction_floor: Optional[float] = None
-    """Lower bound of token_mis (0.5), icepop (0.5) and geometric (0.999)."""
-    correction_veto: float = 0.0
-    """A response with a token of rho below this gets weight 0; published 1e-4, 0 is off."""
-    correction_divide: bool = False
-    """Divide the weights by their mean over the batch; needs one more pass over the batch."""
-    sync_tolerance: Optional[float] = None
-    """Largest mean |logp(sampler) - logp(learner)| on the re-scored prompt; by default 1e-4 in fp32, 0.25 in bf16."""
-
-    def __post_init__(self):
-        require(self.responses >= 1, "rollout.responses: must be at least 1")
-        require(min(self.replicas, self.timeout_s, self.start_timeout_s) > 0, "rollout: replicas and time limits must be positive")
-        require(self.tensor_parallel >= 1, "rollout.tensor_parallel: must be at least 1")
-        require(self.engine == "vllm" or self.tensor_parallel == 1 and not self.sleep,
-                f"rollout.tensor_parallel, rollout.sleep: for rollout.engine vllm, not {self.engine}")
-        require(self.engine == "vllm_server" or not self.servers and self.replicas == 1,
-                f"rollout.servers, rollout.replicas: for rollout.engine vllm_server, not {self.engine}")
-        require(self.engine == "vllm_server" or not self.ahead,
-                f"rollout.ahead: needs rollout.engine vllm_server; {self.engine} samples in the learner's own process, on its cores or GPU "
-                "and while it waits, so nothing would run at the same time")
-        require(self.temperature > 0, "rollout.temperature: must be positive for training (evaluation is greedy)")
-        require(self.top_p == 1.0 and self.top_k == -1 or self.correction == "none",
-                "rollout.correction: the sampler renormalises after top_p/top_k, the learner does not; use top_p=1, top_k=-1")
-        require(self.correction_floor is None or self.correction in ("token_mis", "icepop", "geometric"),
-                f"rollout.correction_floor: {self.correction} has no lower bound; leave it out")
-        require(0 <= (self.correction_floor or 0) <= (self.correction_cap or float("inf")) and self.correction_veto >= 0,
-                "rollout.correction: need 0 <= correction_floor <= correction_cap and correction_veto >= 0")
 
 
 @dataclass(frozen=True)
@@ -210,9 +149,10 @@ class TrainConfig:
         return step >= self.steps or 0 < self.rollout_budget <= responses or 0 < self.token_budget <= tokens
 
     def __post_init__(self):
-        require(self.steps >= 1 and self.prompts_per_step >= 1, "train: steps and prompts_per_step must be positive")
-        require(self.rollout_budget >= 0 and self.token_budget >= 0, "train: rollout_budget and token_budget must be at least 0")
-        require(self.keep_checkpoints >= 1, "train.keep_checkpoints: must be at least 1")
+        require(min(self.steps, self.prompts_per_step, self.ranks, self.keep_checkpoints, self.no_signal_limit) >= 1,
+                "train: steps, prompts_per_step, ranks, keep_checkpoints and no_signal_limit must be at least 1")
+        require(min(self.rollout_budget, self.token_budget, self.seed, self.eval_every, self.checkpoint_every) >= 0,
+                "train: rollout_budget, token_budget, seed, eval_every and checkpoint_every must be at least 0")
         require(self.keep_best != "accuracy" or self.eval_every > 0,
                 "train.keep_best: held-out accuracy is known at evaluated steps only; set train.eval_every")
 
@@ -228,6 +168,9 @@ class LogConfig:
     snr_bins: bool = False
     """Gradient signal-to-noise ratio by difficulty bin: micro-batches then hold one bin each, at least two a bin, and every rank keeps
     one more gradient."""
+
+    def __post_init__(self):
+        require(self.samples_per_step >= 0, "log.samples_per_step: must be at least 0")
 
 
 @dataclass(frozen=True)
@@ -247,6 +190,9 @@ class Config:
                 f"rollout.ahead: scheduler.kind {self.scheduler.kind} composes its batches from what the step before brought; set it to 0")
         require(not (self.rollout.ahead and self.scheduler.refills),
                 "rollout.ahead: a batch sampled ahead cannot be refilled by what its own rewards say; set scheduler.refills to 0")
+        require(self.learner.updates_per_batch <= self.train.prompts_per_step,
+                f"learner.updates_per_batch: {self.learner.updates_per_batch} optimizer steps on {self.train.prompts_per_step} prompts "
+                "(train.prompts_per_step); each needs one at least")
         require(self.learner.zero_stage > 0 or self.model.dtype == "float32",
                 "learner.zero_stage: stage 0 keeps no fp32 master weights; with model.dtype=bfloat16 use stage 1 or more")
         require(not (self.learner.share_prompts and self.model.attention == "flash_attention_2"),
@@ -263,9 +209,14 @@ class Config:
                 f"set it to {ads.clusters * ads.size}, or change scheduler.ads.clusters or scheduler.ads.size")
         require(not self.scheduler.kl_gate.enabled or self.learner.kl != "none",
                 "scheduler.kl_gate: gates the KL term, and learner.kl is none; choose an estimator")
+        require(not self.scheduler.kl_gate.enabled or not self.scheduler.kl.is_zero(self.scheduler.coefficients == "constant"),
+                "scheduler.kl_gate: gates the KL term, whose coefficient stays 0; raise scheduler.kl.start or scheduler.kl.ceiling")
         copies = self.scheduler.copy_every > 0 or self.scheduler.copy_kl is not None
         require(copies == (self.learner.reference == "copy"),
                 "learner.reference: copy needs scheduler.copy_every or scheduler.copy_kl, and average takes neither")
+        require(not copies or self.learner.kl != "none",
+                "learner.reference: copy is what the KL is taken to, and learner.kl is none (as with a teacher, which is then the one "
+                "reference network); choose an estimator, or leave reference at average")
         if self.scheduler.kind in ("speed", "dots") or self.rollout.ahead:
             _check_earlier_responses(self)
 

@@ -43,6 +43,8 @@ class TemporalConfig:
 
     def __post_init__(self):
         require(0 <= self.start < self.end <= 1, "scheduler.temporal: need 0 <= start < end <= 1")
+        require(self.mode != "none" or self.proxy == "suffix",
+                f"scheduler.temporal.proxy: {self.proxy} has no effect with scheduler.temporal.mode none; set linear, gamma or sigmoid")
         require(0 <= self.magnitude <= 1, "scheduler.temporal.magnitude: must lie in [0, 1]")
         require(self.gamma > 0, "scheduler.temporal.gamma: must be positive")
         require(self.alpha >= 0 and self.kappa >= 1,
@@ -146,6 +148,9 @@ class SchedulerConfig:
     different rewards. Every prompt rolled out is observed."""
     fixed_weights: Optional[tuple[float, ...]] = None
     """`fixed`: one weight for each bin; equal weights by default. Kept as given: `weight_floor` does not act, and 0 leaves a bin out."""
+    inside_bins: Literal["order", "posterior"] = "order"
+    """`adaptive`, `fixed`, `uniform`, `sec`, `adarft`: which prompts of a bin come next, all of them in shuffled order, or those whose
+    posterior success is near one half (MoPPS, options under `mopps`; 8 bytes a prompt)."""
     r_threshold: float = 0.5
     """A response counts as success when its reward exceeds this."""
     r_threshold_step: float = 0.0
@@ -198,6 +203,8 @@ class SchedulerConfig:
                 f"scheduler.refills: scheduler.kind={self.kind} fills its batches from a buffer of its own; set refills to 0")
         require(self.copy_every >= 0 and (self.copy_kl is None or self.copy_kl > 0),
                 "scheduler: copy_every must be at least 0, copy_kl positive")
+        require(self.inside_bins == "order" or self.kind in ("adaptive", "fixed", "uniform", "sec", "adarft"),
+                f"scheduler.inside_bins: scheduler.kind={self.kind} does not draw from difficulty bins; leave it at order")
         require(self.update_every >= 1, "scheduler.update_every: must be at least 1")
         require(self.update_every == 1 or self.kind in ("adaptive", "sec", "adarft", "learned"),
                 f"scheduler.update_every: scheduler.kind={self.kind} has no weights that move; leave it at 1")

@@ -87,6 +87,19 @@ class Deck:
             taken = both[first]
         return taken
 
+    def draw_others(self, counts: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+        """As `draw`, and none of the rows `drawn` ([M], which count as visited) of bins that hold enough others."""
+        drawn, rows = self.avoidable(counts, drawn), np.zeros(0, np.int64)
+        while (need := counts - np.bincount(self.bins[rows], minlength=len(counts))).any():
+            found = self.draw(need)
+            rows = np.concatenate([rows, found[~np.isin(found, np.concatenate([rows, drawn]))]])
+        return rows
+
+    def avoidable(self, counts: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+        """Those of the rows `drawn` whose bins hold `counts` others."""
+        room = self.sizes - np.bincount(self.bins[drawn], minlength=len(counts)) >= counts
+        return drawn[room[self.bins[drawn]]]
+
     def _take_waiting(self, counts: np.ndarray) -> np.ndarray:
         taken, kept, room = [], [], counts.copy()
         for row in self.waiting:

@@ -80,7 +80,8 @@ class PredictingSampler(PromptSampler):
             self._refer(np.array(list(self.recent), np.int64), np.array(list(self.recent.values())))
         in_order = self.in_order(self.dithered(self.cfg.weight_floor * count), np.zeros(0, np.int64))
         size = min(self.cfg.dots.pool * count, max(CANDIDATES, 2 * count), len(self.bins))
-        pool, need = self.pool(size, in_order), count - len(in_order)
+        need = count - len(in_order)
+        pool = self.pool(size, in_order, need)
         keys = self.rng.gumbel(size=len(pool))
         if len(self.reference_rows):
             scale, bias = self.line
@@ -88,7 +89,7 @@ class PredictingSampler(PromptSampler):
         best = np.argpartition(-keys, need - 1)[:need] if 0 < need < len(pool) else np.arange(need)
         return self.selection(np.concatenate([in_order, pool[best]]))
 
-    def observe(self, outcomes: Outcomes, success: Success) -> None:
+    def learn(self, outcomes: Outcomes, success: Success) -> None:
         """Prompts without a score change nothing."""
         rows, good, scored = successes_by_row(outcomes.rows, outcomes.rewards, success.r_threshold)
         for row, p in zip(rows.tolist(), (good / scored).tolist(), strict=True):

@@ -44,7 +44,7 @@ class SkippingSampler(PromptSampler):
         streak = self.streak[rows].astype(np.int64)
         return np.maximum(np.where(streak < 0, self.hard, self.easy) ** np.abs(streak), LEAST)
 
-    def observe(self, outcomes: Outcomes, success: Success) -> None:
+    def learn(self, outcomes: Outcomes, success: Success) -> None:
         """Groups without a score change nothing. p_easy and p_hard move towards `greso.flat_share` of flat groups."""
         scored = np.isfinite(outcomes.rewards)
         some = scored.any(1)

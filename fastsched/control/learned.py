@@ -5,13 +5,14 @@ features of an arm. When an arm is scored again, the change of its smoothed succ
 on it since then, is the reward of the context it had at that visit. State: O(A d), nothing a prompt beside the deck's.
 """
 
+import zlib
 from typing import Optional
 
 import numpy as np
 
 from fastsched.config import SchedulerConfig, require
 from fastsched.control.deck import apportion
-from fastsched.control.prompts import PromptSampler
+from fastsched.control.prompts import PromptSampler, one_part
 from fastsched.control.smoothing import smooth
 from fastsched.control.window import Success
 from fastsched.groups import successes
@@ -47,6 +48,7 @@ class ProgressSampler(PromptSampler):
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
                  features: Optional[Features] = None):
         arms, self.members, self.difficulty = arms_of(cfg, bins, sizes, features)
+        self.checksum = zlib.crc32(np.ascontiguousarray(arms).tobytes())  # of the arm of every row
         super().__init__(cfg, bins, sizes, prompts, seed, features, parts=(arms, self.members))
         arms, width = len(self.members), len(FEATURES)
         self.p, self.length = np.full(arms, np.nan), np.full(arms, np.nan)  # smoothed success and response length, NaN unknown
@@ -60,7 +62,10 @@ class ProgressSampler(PromptSampler):
         if success.steps % self.cfg.update_every == 0:
             self.arm_weights = self._weigh(success.steps)
         counts = apportion(self.arm_weights, count, self.members, self.rng.random())
-        return self.selection(self.deck.draw(counts))
+        return self.selection(self.deck.draw_others(counts, self.drawn))
+
+    def notes(self) -> list[str]:
+        return one_part("scheduler.kind learned", self.members)
 
     def features(self, step: int) -> np.ndarray:
         """[A, d] context of every arm; an arm never scored counts as p = 1/2 and of mean length."""
@@ -84,7 +89,7 @@ class ProgressSampler(PromptSampler):
         weights = np.exp(scores - scores.max())
         return (1 - floor) * weights / weights.sum() + floor * held / held.sum()
 
-    def observe(self, outcomes: Outcomes, success: Success) -> None:
+    def learn(self, outcomes: Outcomes, success: Success) -> None:
         """Arms without a score spend their tokens and learn nothing."""
         arm, size, beta = self.deck.bins[outcomes.rows], len(self.members), self.cfg.success_beta
         total = lambda values: np.bincount(arm, weights=values, minlength=size)
@@ -95,12 +100,12 @@ class ProgressSampler(PromptSampler):
         before, context = self.p[seen], self.features(success.steps)[seen]
         smoothed = lambda old, new: np.where(np.isnan(old), new, beta * old + (1 - beta) * new)
         self.p[seen], self.length[seen] = smoothed(before, p), smoothed(self.length[seen], length)
-        self._learn(seen[~np.isnan(before)], before[~np.isnan(before)])
+        self._regress(seen[~np.isnan(before)], before[~np.isnan(before)])
         self.tokens[seen] = 0.0
         self.tokens += tokens
         self.visit[seen], self.context[seen] = success.steps + 1, context
 
-    def _learn(self, arms: np.ndarray, before: np.ndarray) -> None:
+    def _regress(self, arms: np.ndarray, before: np.ndarray) -> None:
         """One discounted least-squares update from arms [M] visited again, whose smoothed success was `before` [M]."""
         progress, decay = (self.p[arms] - before) / self.tokens[arms], self.cfg.learned.decay
         if not progress.any():

@@ -32,13 +32,13 @@ class ReplaySampler(PromptSampler):
             return np.zeros(0, np.int64)
         centre = sum(self.cfg.window) / 2
         rows, p = np.array(list(self.memory), np.int64), np.array(list(self.memory.values()))
-        helps = p > centre if success.ema < centre else p < centre
+        helps = (p > centre if success.ema < centre else p < centre) & ~np.isin(rows, self.avoided(count, np.zeros(0, np.int64)))
         rows, p = rows[helps], p[helps]
         with np.errstate(divide="ignore"):
             keys = np.log(informativeness(p, self.cfg.informativeness_temperature)) + self.rng.gumbel(size=len(p))
         return rows[np.argsort(-keys, kind="stable")[:count]]
 
-    def observe(self, outcomes: Outcomes, success: Success) -> None:
+    def learn(self, outcomes: Outcomes, success: Success) -> None:
         """Prompts without a score keep what was known."""
         rows, good, scored = successes_by_row(outcomes.rows, outcomes.rewards, success.r_threshold)
         for row, p in zip(rows.tolist(), (good / scored).tolist(), strict=True):

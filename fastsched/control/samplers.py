@@ -16,8 +16,8 @@ from fastsched.control.deck import Deck, apportion
 from fastsched.control.dots import PredictingSampler
 from fastsched.control.greso import SkippingSampler
 from fastsched.control.learned import ProgressSampler
-from fastsched.control.mopps import PosteriorSampler
-from fastsched.control.prompts import PromptSampler
+from fastsched.control.mopps import Posterior, PosteriorSampler
+from fastsched.control.prompts import PromptSampler, one_part, random_rows
 from fastsched.control.replay import ReplaySampler
 from fastsched.control.speed import ScreeningSampler
 from fastsched.control.vcrl import VarianceSampler
@@ -58,7 +58,11 @@ def fixed_weights(sizes: np.ndarray, prompts: int, cfg: SchedulerConfig) -> np.n
 
 
 class BinSampler:
-    """`adaptive`, `fixed`, `uniform`, `sec` and `adarft`: they differ in the bin weights only."""
+    """`adaptive`, `fixed`, `uniform`, `sec` and `adarft`: they differ in the bin weights only.
+
+    Inside a bin prompts come in deck order or, with `scheduler.inside_bins posterior`, as MoPPS chooses them: of a random pool of the
+    bin those whose sampled success is nearest to 1/2, and `weight_floor` of them in deck order.
+    """
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int):
         """bins: [N] unsigned integers in [0, K); sizes: [K] int64; prompts: the batch size P, at most N."""
@@ -69,14 +73,31 @@ class BinSampler:
         start = {"fixed": fixed_weights(sizes, prompts, cfg), "uniform": sizes / sizes.sum()}
         self.weights = start.get(cfg.kind, equal)
         self.bandit = BANDITS[cfg.kind][0](len(sizes)) if cfg.kind in BANDITS else []
+        self.posterior = Posterior(len(bins), cfg.mopps.decay) if cfg.inside_bins == "posterior" else None
+        self.drawn = np.zeros(0, np.int64)  # rows since the last `observe`
 
     def draw(self, count: int, success: Success) -> Selection:
         """`count` distinct rows in random order, so that every rank gets the same mix of difficulties."""
         if success.steps % self.cfg.update_every == 0:
             self.weights = self._weigh(success)
         counts = apportion(self.weights, count, self.sizes, self.rng.random())
-        rows = self.rng.permutation(self.deck.draw(counts))
+        rows = self.rng.permutation(self._near_half(counts) if self.posterior else self.deck.draw_others(counts, self.drawn))
+        self.drawn = np.concatenate([self.drawn, rows])
         return Selection(rows=rows, bins=self.deck.bins[rows].astype(np.int64))
+
+    def notes(self) -> list[str]:
+        return one_part(f"scheduler.kind {self.cfg.kind}", self.sizes) if self.cfg.kind in ("adaptive", *BANDITS) else []
+
+    def _near_half(self, counts: np.ndarray) -> np.ndarray:
+        """[sum(counts)] distinct rows, `counts[b]` of bin b."""
+        floor = np.minimum((self.cfg.weight_floor * counts + self.rng.random(len(counts))).astype(np.int64), counts)
+        avoided, rows = self.deck.avoidable(counts, self.drawn), self.deck.draw_others(floor, self.drawn)
+        for b in np.flatnonzero(counts > floor):
+            need, start = int(counts[b] - floor[b]), self.deck.starts[b]
+            pool = random_rows(self.deck.rows[start:start + self.sizes[b]], self.cfg.mopps.pool * need, np.concatenate([avoided, rows]),
+                               self.rng)
+            rows = np.concatenate([rows, self.posterior.nearest(pool, need, self.rng)])
+        return rows
 
     def _weigh(self, success: Success) -> np.ndarray:
         available = self.sizes > 0
@@ -90,13 +111,20 @@ class BinSampler:
     def observe(self, outcomes: Outcomes, success: Success) -> None:
         if self.cfg.kind in BANDITS:
             self.bandit = BANDITS[self.cfg.kind][2](self.bandit, outcomes, self.cfg)
+        self.drawn = np.zeros(0, np.int64)
+        if self.posterior:
+            self.posterior.observe(outcomes, success.r_threshold)
 
     def state_dict(self) -> dict:
         return {"weights": self.weights.tolist(), "rng": self.rng.bit_generator.state, "deck": self.deck.state_dict(),
-                "bandit": list(self.bandit)}
+                "bandit": list(self.bandit), "drawn": self.drawn.tolist(),
+                "posterior": self.posterior.state_dict() if self.posterior else None}
 
     def load_state_dict(self, state: dict) -> None:
         self.weights = np.array(state["weights"], dtype=np.float64)
         self.rng.bit_generator.state = state["rng"]
         self.deck.load_state_dict(state["deck"])
         self.bandit = list(state["bandit"])
+        self.drawn = np.array(state["drawn"], np.int64)
+        if self.posterior:
+            self.posterior.load_state_dict(state["posterior"])

@@ -23,7 +23,7 @@ from fastsched.control.window import (
 )
 from fastsched.types import Features, Knobs, Outcomes, Selection, Stats
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 COEFFICIENT_RULES = {"rules": rules, "targets": targets, "constant": constant}
 
 
@@ -123,19 +123,33 @@ class Scheduler:
             "rows": int(self.sizes.sum()), "bins": len(self.sizes), "bin_sizes": self.sizes.tolist(),
             "success": _listed(asdict(self.success)), "coefficients": _listed(asdict(self.coefficients)),
             "kl_gate": self.kl_gate, "reference": asdict(self.reference),
-            "sampler": self.sampler.state_dict(), "said": list(self.said), "waiting": list(self.waiting),
+            "options": self._fixed_options(), "sampler": self.sampler.state_dict(), "said": list(self.said), "waiting": list(self.waiting),
         }
 
+    def _fixed_options(self) -> dict:
+        """JSON of the options that give the sampler's state its meaning, by name: a resumed run needs the same."""
+        cfg, options = self.cfg, {"scheduler.kind": self.cfg.kind, "scheduler.inside_bins": self.cfg.inside_bins}
+        if cfg.kind == "fixed":
+            options["scheduler.fixed_weights"] = list(cfg.fixed_weights or ())
+        if cfg.kind == "ads":
+            options |= {"scheduler.ads.clusters": cfg.ads.clusters, "scheduler.ads.size": cfg.ads.size,
+                        "train.prompts_per_step": self.prompts}
+        if cfg.kind == "learned":
+            options |= {"scheduler.learned.arms": cfg.learned.arms, "checksum of the arms": self.sampler.checksum}
+        return options
+
     def load_state_dict(self, state: dict) -> None:
-        """Go on exactly where `state` was taken; ConfigError when it belongs to another data set or seed."""
+        """Go on exactly where `state` was taken; ConfigError when it belongs to another data set, seed or kind of sampler."""
         own = self.state_dict()
         names = {"version": "scheduler state version", "seed": "train.seed", "rows": "dataset size",
                  "bins": "number of difficulty bins", "bin_sizes": "prompts in each difficulty bin"}
         for key, name in names.items():
             require(state[key] == own[key], f"resume: {name} is {own[key]}, in the checkpoint {state[key]}; use the "
                                             "data and seed of the checkpoint")
-        require(state["sampler"].keys() == own["sampler"].keys(), f"resume: scheduler.kind={self.cfg.kind} cannot go on from the sampler "
-                                                                  "of the checkpoint; use the kind of the checkpoint")
+        for key, value in own["options"].items():
+            then = state["options"].get(key, "unknown")
+            require(then == value, f"resume: {key} is {value}, and the sampler of the checkpoint had {then}, from whose state it cannot go "
+                                   f"on; use that again, or start a new run")
         self.success = Success(**_tupled(state["success"]))
         self.coefficients = Coefficients(**_tupled(state["coefficients"]))
         self.kl_gate, self.reference = state["kl_gate"], Reference(**state["reference"])

@@ -38,7 +38,7 @@ class ScreeningSampler(PromptSampler):
         chosen = self.selection(self.in_order(self.candidates(count), np.zeros(0, np.int64)))
         return replace(chosen, responses=np.full(len(chosen.rows), self.cfg.speed.screen, np.int64))
 
-    def observe(self, outcomes: Outcomes, success: Success) -> None:
+    def learn(self, outcomes: Outcomes, success: Success) -> None:
         """Only candidates with a score count; those that were continued have been counted before."""
         screened = np.isfinite(outcomes.rewards).any(1)
         if outcomes.continued is not None:

@@ -30,11 +30,12 @@ class VarianceSampler(PromptSampler):
         self.bank: dict[int, tuple[float, int]] = {}  # row -> (variance, step of the last visit)
 
     def draw(self, count: int, success: Success) -> Selection:
-        ranked = sorted(self.bank, key=lambda row: (-self.bank[row][0], self.bank[row][1], row))
+        free = self.bank.keys() - set(self.avoided(count, np.zeros(0, np.int64)).tolist())
+        ranked = sorted(free, key=lambda row: (-self.bank[row][0], self.bank[row][1], row))
         banked = np.array(ranked[:self.dithered(self.cfg.vcrl.bank_share * count)], np.int64)
         return self.selection(np.concatenate([banked, self.in_order(count - len(banked), banked)]))
 
-    def observe(self, outcomes: Outcomes, success: Success) -> None:
+    def learn(self, outcomes: Outcomes, success: Success) -> None:
         """Prompts with p >= kappa enter the bank or stay, others leave it; a group with fewer than two scores changes nothing."""
         rows, good, scored = successes_by_row(outcomes.rows, outcomes.rewards, success.r_threshold)
         for row, variance in zip(rows.tolist(), group_variance(good, scored).tolist(), strict=True):

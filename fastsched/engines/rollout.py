@@ -9,11 +9,9 @@ from typing import Callable, Iterable, Mapping, NamedTuple, Optional, Protocol, 
 import numpy as np
 import torch
 
-from fastsched.config import ConfigError, RolloutConfig, require
+from fastsched.config import LOWEST_TEMPERATURE, ConfigError, RolloutConfig, require
 from fastsched.engines.weights import SyncError, first_difference
 from fastsched.types import Prompt, Response, Sampling
-
-LOWEST_TEMPERATURE = 0.01  # below it vLLM clamps, and sampler and learner would disagree
 
 
 class RolloutEngine(Protocol):

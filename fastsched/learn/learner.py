@@ -88,18 +88,19 @@ class Learner:
         samples, quantile = self._samples(responses, rewards, objective, step)
         batches = self._mini_batches(samples, np.flatnonzero(np.isfinite(rewards).any(1)), knobs, step)
         objective = self._divided(objective, batches)
+        shares = self._trained_share(samples, knobs)
         totals, results, lr = statistics.Totals(), [], self._lr(step, knobs)
         for micro_batches in batches:
             loss = self._accumulate(micro_batches, objective, totals)
             squares, of_bins = self.engine.take_gradient_squares(), self.engine.take_bin_squares()
             results.append(self._step(lr, loss, squares, micro_batches, step))
-        drift = self.engine.update_average(knobs.ema_alpha)
+            drift = self.engine.update_average(knobs.ema_alpha)
         last = results[-1].grad_norm
         stats = self._stats(*statistics.reduced(totals, responses, rewards, stale, self.engine.all_reduce), len(results), objective)
         return replace(
             stats, drift=drift, lr=lr, grad_norm=last, skipped=sum(not r.applied for r in results), entropy_quantile=quantile,
-            grad_snr=statistics.snr(squares, batches[-1], last, self.engine.all_gather),
-            snr_bins=self._snr_bins(squares, batches[-1], of_bins),
+            grad_snr=statistics.snr(squares, batches[-1], last, shares[0], self.engine.all_gather),
+            snr_bins=statistics.snr_by_bin(squares, batches[-1], of_bins, shares[1:], self.engine.all_gather),
             correction_max=self._over_ranks(totals.largest_ratio, "max") if objective.corrects else float("nan"),
         )
 
@@ -196,9 +197,7 @@ class Learner:
 
     def _micro_batches(self, samples: list[Sample], knobs: Knobs) -> list[MicroBatch]:
         """Packed and weighted by the denominators of the global batch."""
-        cfg = self.cfg.learner
-        # Resumed from other settings, a coefficient may start away from 0 and stay there.
-        skips_flat = self.cfg.skips_flat_groups and (cfg.skip_flat_groups or knobs.entropy_coef == knobs.kl_coef == 0)
+        cfg, skips_flat = self.cfg.learner, self._skips_flat(knobs)
         kept = np.array([s.keep.sum() for s in samples], np.int64)
         total_kept, total_responses = self.engine.all_reduce(np.array([kept.sum(), len(samples)], np.float64))
         weights = token_weights(cfg.loss, kept, total_kept, total_responses, self.cfg.rollout.max_new_tokens)
@@ -206,6 +205,10 @@ class Learner:
         if cfg.balance and self.engine.world_size > 1:
             trained = balanced(trained, cfg.share_prompts, self.engine.rank, self.engine.all_gather)
         return self._packed(trained, by_bin=self.cfg.log.snr_bins)
+
+    def _skips_flat(self, knobs: Knobs) -> bool:
+        # Resumed from other settings, a coefficient may start away from 0 and stay there.
+        return self.cfg.skips_flat_groups and (bool(self.cfg.learner.skip_flat_groups) or knobs.entropy_coef == knobs.kl_coef == 0)
 
     def _packed(self, samples: list[Sample], by_bin: bool = False) -> list[MicroBatch]:
         """As many micro-batches as on the rank that has most; those that only even out the number carry no group."""
@@ -281,10 +284,13 @@ class Learner:
             correction_capped=corrected("capped"), correction_rejected=corrected("rejected"), deciles=statistics.decile_columns(deciles),
         )
 
-    def _snr_bins(self, squares, micro_batches: list[MicroBatch], of_bins: dict[int, float]) -> tuple[float, ...]:
-        if not self.cfg.log.snr_bins:
-            return ()
-        return statistics.snr_by_bin(squares, micro_batches, of_bins, int(self.bins.max()) + 1, self.engine.all_gather)
+    def _trained_share(self, samples: list[Sample], knobs: Knobs) -> np.ndarray:
+        """As `statistics.trained_share`; without log.snr_bins of all groups alone."""
+        skips_flat, groups = self._skips_flat(knobs), {}
+        for s in samples:
+            groups[s.group] = s.bin, groups.get(s.group, (0, False))[1] or not skips_flat or bool(np.any(s.advantage))
+        bins = int(self.bins.max()) + 1 if self.cfg.log.snr_bins else 0
+        return statistics.trained_share(groups.values(), bins, self.engine.all_reduce)
 
 
 def _blank() -> MicroBatch:

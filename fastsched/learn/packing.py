@@ -70,7 +70,9 @@ def pack(samples: Sequence[Sample], *, token_budget: int, share_prompts: bool, r
         stop = min(len(bins), start + max(1, token_budget // max(width, 1)))
         micro_batches.append(_fill(samples, [[items[i] for i in b] for b in bins[start:stop]], width, common))
         start = stop
-    return micro_batches
+    carried = {sample.group for sample in samples if sample.keep.any()}
+    whole = sum(micro.groups for micro in micro_batches) == len(carried)
+    return [replace(micro, whole=whole) for micro in micro_batches]
 
 
 def packed_tokens(group: Sequence[Sample], share_prompts: bool) -> int:

@@ -4,7 +4,7 @@ P prompts, G responses a prompt.
 """
 
 from dataclasses import dataclass, field
-from typing import Callable, Sequence
+from typing import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -77,19 +77,39 @@ def token_quantile(values: np.ndarray, q: float, all_reduce: AllReduce) -> float
     return float(edges[place] + inside * (edges[1] - edges[0]))
 
 
-def snr(squares: Sequence[float], micro_batches: Sequence[MicroBatch], grad_norm: float, all_gather: Callable[[object], list]) -> float:
-    """Gradient SNR over the micro-batches of all ranks; dummies are left out."""
-    own = list(zip(squares, (m.groups for m in micro_batches), strict=True))
-    pairs = [pair for rank in all_gather(own) for pair in rank if pair[1]]
-    return gradient_snr(np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs]), grad_norm)
+def trained_share(groups: Iterable[tuple[int, bool]], bins: int, all_reduce: AllReduce) -> np.ndarray:
+    """[1 + bins] share of the groups of all ranks that are in the loss: of all, and of each of `bins` difficulty bins, 1 of an empty one.
+
+    groups: (bin, in the loss) of every group of this rank that has a score.
+    """
+    counts = np.zeros((2, 1 + bins))
+    for b, trained in groups:
+        counts[:, 0] += trained, 1
+        if bins:
+            counts[:, 1 + b] += trained, 1
+    trained, everything = all_reduce(counts)
+    return np.divide(trained, everything, out=np.ones(1 + bins), where=everything > 0)
 
 
-def snr_by_bin(squares: Sequence[float], micro_batches: Sequence[MicroBatch], totals: dict[int, float], bins: int,
+def snr(squares: Sequence[float], micro_batches: Sequence[MicroBatch], grad_norm: float, share: float,
+        all_gather: Callable[[object], list]) -> float:
+    """Gradient SNR over the micro-batches of all ranks, which hold `share` of the groups; dummies are left out. NaN where a group lies in
+    several micro-batches, whose gradients are then not independent."""
+    own = [(square, m.groups, m.whole) for square, m in zip(squares, micro_batches, strict=True) if m.groups]
+    rows = [row for rank in all_gather(own) for row in rank]
+    if not all(whole for _, _, whole in rows):
+        return float("nan")
+    return gradient_snr(np.array([square for square, _, _ in rows]), np.array([groups for _, groups, _ in rows]), grad_norm, share)
+
+
+def snr_by_bin(squares: Sequence[float], micro_batches: Sequence[MicroBatch], totals: dict[int, float], shares: np.ndarray,
                all_gather: Callable[[object], list]) -> tuple[float, ...]:
-    """The same within each of `bins` difficulty bins; `totals` holds this rank's squared norm of each bin's summed gradient."""
-    own = {}
+    """The same within each difficulty bin, which hold `shares` [K] of their groups; `totals` holds this rank's squared norm of each bin's
+    summed gradient."""
+    own, split = {}, {m.bin for m in micro_batches if not m.whole}
     for b, total in totals.items():
         rows = [(s, m.groups) for s, m in zip(squares, micro_batches, strict=True) if m.bin == b and m.groups]
         own[b] = BinGradients(np.array([s for s, _ in rows]), np.array([n for _, n in rows]), total)
-    ranks = all_gather(own)
-    return tuple(bin_snr([rank[b] for rank in ranks if b in rank]) for b in range(bins))
+    ranks = all_gather((own, split))
+    return tuple(float("nan") if any(b in split for _, split in ranks) else bin_snr([own[b] for own, _ in ranks if b in own], share)
+                 for b, share in enumerate(shares.tolist()))

@@ -15,7 +15,7 @@ from fastsched.control.window import unknown_success
 from fastsched.types import Features, Outcomes, Selection, Stats
 
 KINDS = ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso", "vcrl", "replay", "speed", "dots", "learned",
-         "learned-clusters"]
+         "adaptive-posterior", "learned-clusters"]
 STEPS, RESUMED, G = 250, 20, 4  # 40 drives of 250 steps: 10,000 steps a kind
 STATS = Stats(loss=0.0, entropy=1.0, kl=0.01, kl_kind="exact", drift=0.01, grad_norm=1.0, grad_snr=math.nan,
               clip_fraction=0.0, ratio_deviation=0.0, kept_fraction=1.0, flat_groups=0.0, skipped=0, lr=1e-6)
@@ -29,8 +29,9 @@ def features(rows: int, clusters: int = 5, width: int = 16) -> Features:
 
 
 def scheduler(kind: str, bins: np.ndarray, prompts: int, seed: int = 0, **changes) -> Scheduler:
-    name, _, arms = kind.partition("-")
-    cfg = SchedulerConfig(kind=name, learned=LearnedConfig(arms=arms or "bins"), **changes)
+    name, _, variant = kind.partition("-")
+    cfg = SchedulerConfig(kind=name, learned=LearnedConfig(arms="clusters" if variant == "clusters" else "bins"),
+                          inside_bins="posterior" if variant == "posterior" else "order", **changes)
     return Scheduler(cfg, bins, prompts, 10**6, seed, features(len(bins)))
 
 
@@ -56,7 +57,7 @@ def check(sampler, kind: str, selection: Selection, expected: int, bins: np.ndar
     assert np.array_equal(selection.bins, bins[selection.rows])
     for weights, available in ((sampler.weights, held), *(((sampler.arm_weights, sampler.members > 0),) if "learned" in kind else ())):
         assert abs(weights.sum() - 1) < 1e-9 and weights.min() >= 0
-        if kind in ("adaptive", "sec", "adarft") or weights is not sampler.weights:
+        if kind in ("adaptive", "adaptive-posterior", "sec", "adarft") or weights is not sampler.weights:
             assert weights[available].min() >= floor / available.sum() - 1e-12
 
 
@@ -106,6 +107,21 @@ def test_failed_scores_alone_leave_what_is_known_as_it_was(kind):
         assert one.sampler.bandit == [0.5 * q for q in before["bandit"]]
     else:
         assert known() == before
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("speed", "dots")])  # which are refused with refills
+@pytest.mark.parametrize("rows_a_bin, distinct", [(400, True), (10, False)])
+def test_the_refills_of_a_step_are_other_prompts(kind, rows_a_bin, distinct):
+    """As long as there are others: 30 rows cannot fill three batches of 16, but each batch is still of distinct prompts."""
+    bins = np.repeat(np.arange(3), rows_a_bin)
+    one, rng = scheduler(kind, bins, 16), np.random.default_rng(0)
+    for t in range(20):
+        outcomes = [roll_out(one.next_prompts(), rng, np.array([0.9, 0.5, 0.1]), 0.0) for _ in range(3)]
+        rows = np.concatenate([o.rows for o in outcomes])
+        assert len(set(rows.tolist())) == 48 or not distinct, t
+        assert all(len(set(o.rows.tolist())) == 16 for o in outcomes)
+        one.observe(Outcomes(*(np.concatenate([getattr(o, name) for o in outcomes])
+                               for name in ("rows", "bins", "rewards", "lengths", "truncated"))), STATS)
 
 
 def long_drive(kind: str, rows_a_bin: int = 250, prompts: int = 20, steps: int = 400, seed: int = 0):

@@ -29,24 +29,24 @@ def test_the_posterior_counts_and_forgets():
     one = sampler(decay=0.5)
     rewards = np.array([[1, 1, 0, np.nan], [0, 0, 0, 0]])
     one.observe(outcomes(np.array([3, 7]), rewards), UNKNOWN)
-    assert (one.wins[3], one.losses[3], one.wins[7], one.losses[7], one.wins[0]) == (3, 2, 1, 5, 1)
+    assert one.posterior.wins[[3, 7, 0]].tolist() == [3, 1, 1] and one.posterior.losses[[3, 7]].tolist() == [2, 5]
     one.observe(outcomes(np.array([3, 7]), rewards), replace(UNKNOWN, r_threshold=1.0))  # nothing exceeds 1
-    assert (one.wins[3], one.losses[3]) == (0.5 * 3 + 0.5, 0.5 * 2 + 0.5 + 3)
+    assert (one.posterior.wins[3], one.posterior.losses[3]) == (0.5 * 3 + 0.5, 0.5 * 2 + 0.5 + 3)
 
 
 def test_a_prompt_rolled_out_twice_counts_twice():
     one = sampler()
     one.observe(outcomes(np.array([3, 3]), np.array([[1, 0], [1, 1]])), UNKNOWN)
-    assert (one.wins[3], one.losses[3]) == (4, 2)
+    assert (one.posterior.wins[3], one.posterior.losses[3]) == (4, 2)
 
 
 def test_prompts_near_one_half_are_drawn():
     one = sampler(pool=10)
-    one.wins[:], one.losses[:] = 1.0, 400.0
+    one.posterior.wins[:], one.posterior.losses[:] = 1.0, 400.0
     half = np.arange(20, 32)
-    one.wins[half] = one.losses[half] = 400.0
+    one.posterior.wins[half] = one.posterior.losses[half] = 400.0
     for _ in range(5):
-        drawn = one.draw(10, UNKNOWN)
+        drawn, one.drawn = one.draw(10, UNKNOWN), one.drawn[:0]
         assert set(drawn.rows.tolist()) <= set(half.tolist()) and len(set(drawn.rows.tolist())) == 10
         np.testing.assert_array_equal(drawn.bins, BINS[drawn.rows])
         assert one.weights == pytest.approx([(drawn.bins == 0).mean(), (drawn.bins == 1).mean()])
@@ -54,7 +54,7 @@ def test_prompts_near_one_half_are_drawn():
 
 def test_the_floor_visits_every_prompt():
     one, seen = sampler(floor=0.2, pool=2), set()
-    one.wins[:50], one.losses[:50] = 1.0, 1e6  # half of the prompts would never be chosen
+    one.posterior.wins[:50], one.posterior.losses[:50] = 1.0, 1e6  # half of the prompts would never be chosen
     for _ in range(60):  # 2 of 10 prompts a batch in deck order: 50 batches for 100 prompts
         seen |= set(one.draw(10, UNKNOWN).rows.tolist())
     assert seen == set(range(100))
@@ -70,8 +70,8 @@ def test_state_resumes_bit_for_bit_through_json():
     again.load_state_dict(json.loads(json.dumps(one.state_dict())))
     for _ in range(3):
         assert one.draw(10, UNKNOWN).rows.tolist() == again.draw(10, UNKNOWN).rows.tolist()
-        np.testing.assert_array_equal(one.wins, again.wins)
-        np.testing.assert_array_equal(one.losses, again.losses)
+        np.testing.assert_array_equal(one.posterior.wins, again.posterior.wins)
+        np.testing.assert_array_equal(one.posterior.losses, again.posterior.losses)
 
 
 def test_large_sets_are_sampled_without_a_permutation():
@@ -86,8 +86,8 @@ def test_the_state_of_prompts_that_were_all_seen_fits_its_budget():
     n = 50_000
     make = lambda: PosteriorSampler(SchedulerConfig(kind="mopps", mopps=MoppsConfig(decay=0.9)), np.zeros(n, np.int64), np.array([n]), 8, 0)
     one, other, rng = make(), make(), np.random.default_rng(0)
-    one.wins[:], one.losses[:] = rng.random((2, n)) * 9 + 1  # no two alike: nothing to compress
+    one.posterior.wins[:], one.posterior.losses[:] = rng.random((2, n)) * 9 + 1  # no two alike: nothing to compress
     text = json.dumps(one.state_dict())
     assert len(text) - len(json.dumps(other.state_dict())) < 16 * n
     other.load_state_dict(json.loads(text))
-    assert np.array_equal(one.wins, other.wins) and np.array_equal(one.losses, other.losses)
+    assert np.array_equal(one.posterior.wins, other.posterior.wins) and np.array_equal(one.posterior.losses, other.posterior.losses)

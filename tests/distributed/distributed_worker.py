@@ -14,7 +14,17 @@ import numpy as np
 import torch
 
 from fastsched.checkpoint import CheckpointError, newest_intact, restore, save_checkpoint
-from fastsched.config import Config, KlGateConfig, LearnerConfig, LogConfig, ModelConfig, RolloutConfig, SchedulerConfig, TemporalConfig
+from fastsched.config import (
+    CoefficientConfig,
+    Config,
+    KlGateConfig,
+    LearnerConfig,
+    LogConfig,
+    ModelConfig,
+    RolloutConfig,
+    SchedulerConfig,
+    TemporalConfig,
+)
 from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
 from fastsched.engines.models import load_policy
 from fastsched.guards import Disagreement, require_agreement
@@ -135,7 +145,8 @@ def everything(model: str, out: Path, results: dict) -> None:
     learner_cfg = LearnerConfig(zero_stage=1, lr=1e-3, kl="exact", share_prompts=True, grad_clip=0.5, updates_per_batch=2,
                                 micro_batch_tokens=budget(world, 4))
     cfg = Config(model=MODEL, learner=learner_cfg, rollout=RolloutConfig(responses=G, max_new_tokens=10), log=LogConfig(snr_bins=True),
-                 scheduler=SchedulerConfig(kl_gate=KlGateConfig(enabled=True, quantile=0.3), temporal=TemporalConfig(proxy="random")))
+                 scheduler=SchedulerConfig(kl_gate=KlGateConfig(enabled=True, quantile=0.3), kl=CoefficientConfig(0.0, 0.0, 1.0),
+                                           temporal=TemporalConfig(mode="linear", proxy="random")))
     learner = Learner(DeepSpeedLearner(load_policy(model, MODEL), learner_cfg, MODEL), cfg, out, np.arange(P) % 2)
     results["everything"] = dict(zip(("stats", "counts"), train(learner, kl_gate=GATE, kl_coef=0.5), strict=True))
     np.savez(out / f"everything rank {learner.engine.rank}.npz", **tensors(learner))

@@ -18,7 +18,7 @@ def test_entropy_weighted_advantage_of_the_release():
     np.testing.assert_allclose(entropy_weighted(a, h, 0.5, 0.4, 2.0), [1.1, 1.25, -0.75, 0.0, -0.15])
     np.testing.assert_array_equal(entropy_weighted(a, h, 0.0, 0.4, 2.0), a)
     with pytest.raises(ConfigError, match="kappa at least 1"):
-        TemporalConfig(proxy="advantage", kappa=0.5)
+        TemporalConfig(mode="linear", proxy="advantage", kappa=0.5)
 
 
 def test_the_kernels_proxies_and_the_end_of_the_schedule():
@@ -65,4 +65,4 @@ def test_the_gate_waits_for_its_threshold_and_asks_for_entropies():
     assert credit(opened).kl_scale.tolist() == [0.5] * 8
     assert needs_entropy(gate, KNOBS) and not needs_entropy(SchedulerConfig(), KNOBS)
     for proxy, needed in (("advantage", True), ("entropy", True), ("suffix", False), ("tp_score", False)):
-        assert needs_entropy(SchedulerConfig(temporal=TemporalConfig(proxy=proxy)), KNOBS) == needed
+        assert needs_entropy(SchedulerConfig(temporal=TemporalConfig(mode="linear", proxy=proxy)), KNOBS) == needed

@@ -38,7 +38,7 @@ def batch(seed=0):
 
 def make(model_path, tmp_path, learner=BASE, rollout=None, proxy="suffix", **scheduler):
     cfg = Config(model=MODEL, learner=learner, rollout=rollout or RolloutConfig(responses=G, max_new_tokens=8),
-                 scheduler=SchedulerConfig(temporal=TemporalConfig(proxy=proxy), **scheduler))
+                 scheduler=SchedulerConfig(temporal=TemporalConfig(mode="linear", proxy=proxy), **scheduler))
     return Learner(DeepSpeedLearner(load_policy(model_path, MODEL), cfg.learner, MODEL), cfg, tmp_path)
 
 

@@ -8,11 +8,13 @@ import torch
 from plain import BASE, KNOBS, MODEL, ROLLOUT, assert_same, batch, chosen, difference, gradient, logits_of, make, plain_gradient, suffix
 from transformers import PhiConfig, PhiForCausalLM
 
-from fastsched.config import KlGateConfig, SchedulerConfig, TemporalConfig
+from fastsched.config import CoefficientConfig, KlGateConfig, SchedulerConfig, TemporalConfig
 from fastsched.engines.models import load_policy
 from fastsched.engines.tiny import random_tiny
 from fastsched.groups import group_advantages
 from fastsched.types import Response
+
+KL = CoefficientConfig(0.0, 0.0, 1.0)  # of which the knobs take any
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +189,7 @@ def entropies(model_path, responses):
 @pytest.mark.parametrize("loss", ["dapo", "gspo"])
 def test_entropy_weighted_advantage(model_path, tmp_path, loss):
     """algorithms.md 1.4: A + S min(alpha H, |A| / kappa) on every token, nothing masked, a constant for the gradient."""
-    scheduler = SchedulerConfig(temporal=TemporalConfig(proxy="advantage", alpha=0.2, kappa=1.5))
+    scheduler = SchedulerConfig(temporal=TemporalConfig(mode="linear", proxy="advantage", alpha=0.2, kappa=1.5))
     knobs = replace(KNOBS, temporal_s=0.6)
     responses, rewards = batch(model_path)
     learner = make(model_path, tmp_path, replace(BASE, loss=loss), scheduler=scheduler)
@@ -204,7 +206,7 @@ def test_entropy_weighted_advantage(model_path, tmp_path, loss):
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_kl_gate_holds_the_tokens_of_low_entropy(model_path, tmp_path, tokens):
     """control_plane.md 5: beta_t = lambda_KL sigmoid((h0 - mean H of the last n tokens) / width), also over tokens that are masked."""
-    scheduler = SchedulerConfig(kl_gate=KlGateConfig(enabled=True, quantile=0.3, width=0.02, tokens=tokens))
+    scheduler = SchedulerConfig(kl=KL, kl_gate=KlGateConfig(enabled=True, quantile=0.3, width=0.02, tokens=tokens))
     responses, rewards = batch(model_path)
     learner = make(model_path, tmp_path, replace(BASE, kl="exact"), scheduler=scheduler)
     other = random_tiny(tmp_path / "other", tied=True, seed=5)
@@ -224,9 +226,9 @@ def test_kl_gate_holds_the_tokens_of_low_entropy(model_path, tmp_path, tokens):
 OPTIONS = {
     "opd": dict(learner=dict(loss="opd", teacher="t"), knobs={}),
     "rpg": dict(learner=dict(loss="rpg", rpg="ufkl", kl="k2", dual_clip=1.05), knobs=dict(kl_coef=0.3)),
-    "gate": dict(learner=dict(kl="exact"), knobs=dict(kl_coef=0.3, kl_gate=5.0), scheduler=dict(kl_gate=KlGateConfig(enabled=True))),
+    "gate": dict(learner=dict(kl="exact"), knobs=dict(kl_coef=0.3, kl_gate=5.0), scheduler=dict(kl=KL, kl_gate=KlGateConfig(enabled=True))),
     "sequence_mis": dict(learner={}, rollout=dict(correction="sequence_mis"), knobs={}, version=0),
-    "advantage": dict(learner={}, knobs=dict(temporal_s=0.5), scheduler=dict(temporal=TemporalConfig(proxy="advantage"))),
+    "advantage": dict(learner={}, knobs=dict(temporal_s=0.5), scheduler=dict(temporal=TemporalConfig(mode="linear", proxy="advantage"))),
 }
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from plain import BASE, KNOBS, MODEL, P, batch, chosen, gradient, logits_of, make, suffix
 
-from fastsched.config import KlGateConfig, SchedulerConfig, TemporalConfig
+from fastsched.config import CoefficientConfig, KlGateConfig, SchedulerConfig, TemporalConfig
 from fastsched.engines.models import load_policy
 from fastsched.engines.tiny import random_tiny
 from fastsched.learn.snr import BinGradients, bin_snr
 from fastsched.learn.statistics import decile_columns, token_quantile
 from fastsched.types import Response
 
-TP = SchedulerConfig(temporal=TemporalConfig(proxy="tp_score"))
+TP = SchedulerConfig(temporal=TemporalConfig(mode="linear", proxy="tp_score"))
 
 
 def test_deciles_are_means_over_the_tokens_of_each_tenth(model_path, tmp_path):
@@ -159,7 +159,7 @@ def test_copy_holds_the_policy_of_the_last_renewal_and_resumes(model_path, tmp_p
 
 
 def test_a_gated_update_follows_its_window_over_the_whole_response(model_path, tmp_path):
-    scheduler = SchedulerConfig(kl_gate=KlGateConfig(enabled=True, quantile=0.5))
+    scheduler = SchedulerConfig(kl=CoefficientConfig(0.0, 0.0, 1.0), kl_gate=KlGateConfig(enabled=True, quantile=0.5))
     learner = make(model_path, tmp_path, replace(BASE, kl="exact"), scheduler=scheduler)
     responses, rewards = batch(model_path)
     stats = learner.update(responses, rewards, replace(KNOBS, temporal_s=0.9), 1)
