@@ -13,7 +13,8 @@ from fastsched.control.scheduler import Scheduler
 from fastsched.types import Features, Outcomes, Stats
 
 PROMPTS, RESPONSES, WIDTH = 512, 8, 128
-KINDS = ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso", "vcrl", "replay", "speed", "dots", "learned", "ads"]
+KINDS = ["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso", "vcrl", "replay", "speed", "dots", "learned", "ads",
+         "adaptive-posterior"]
 STATS = Stats(loss=0.0, entropy=1.0, kl=0.01, kl_kind="exact", drift=0.01, grad_norm=1.0, grad_snr=math.nan,
               clip_fraction=0.0, ratio_deviation=0.0, kept_fraction=1.0, flat_groups=0.0, skipped=0, lr=1e-6)
 
@@ -33,7 +34,9 @@ def random_features(rows):
 
 
 def opened(kind, rows, bins):
-    return Scheduler(SchedulerConfig(kind=kind, ads=AdsConfig(clusters=16)), bins, PROMPTS, 1000, 0, random_features(rows))
+    kind, _, inside = kind.partition("-")
+    cfg = SchedulerConfig(kind=kind, inside_bins=inside or "order", ads=AdsConfig(clusters=16))
+    return Scheduler(cfg, bins, PROMPTS, 1000, 0, random_features(rows))
 
 
 def one_step(scheduler, rewards, bins):
@@ -47,7 +50,8 @@ def one_step(scheduler, rewards, bins):
 def bytes_a_prompt(scheduler, rows):
     """Of every array over prompts that the sampler holds, features aside."""
     sampler = scheduler.sampler
-    arrays = {id(a): a for part in (sampler, sampler.deck) for name, a in vars(part).items()
+    arrays = {id(a): a for part in (sampler, sampler.deck, getattr(sampler, "posterior", None)) if part
+              for name, a in vars(part).items()
               if isinstance(a, np.ndarray) and a.shape[:1] == (rows,) and name != "embedding"}
     return sum(a.nbytes for a in arrays.values()) / rows
 
@@ -88,15 +92,15 @@ def bench_state(benchmark, kind):
 def see_everything(scheduler, rows):
     """As after long training: every prompt has a posterior or a streak of its own."""
     rng, sampler = np.random.default_rng(3), scheduler.sampler
-    if scheduler.cfg.kind == "mopps":
-        sampler.wins[:], sampler.losses[:] = (rng.gamma(2.0, size=rows).astype(np.float32) for _ in range(2))
+    if posterior := getattr(sampler, "posterior", None):
+        posterior.wins[:], posterior.losses[:] = (rng.gamma(2.0, size=rows).astype(np.float32) for _ in range(2))
     else:
         sampler.streak[:] = rng.integers(1, 9, rows)
 
 
-@pytest.mark.parametrize("kind", ["mopps", "greso"])
+@pytest.mark.parametrize("kind", ["mopps", "adaptive-posterior", "greso"])
 def bench_resume(benchmark, kind):
-    """From the state of 10 million prompts that were all seen, of the two kinds that keep something of each."""
+    """From the state of 10 million prompts that were all seen, of the kinds that keep something of each."""
     rows = 10**7
     bins = random_bins(rows, 4)
     scheduler = opened(kind, rows, bins)

@@ -87,7 +87,7 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
     with log.phase("starting the sampler"):
         rollout = sampler_of(cfg, model_path, run_dir, (lambda text: log.warn(f"{text}; {RESUME}")) if learn else log.warn)
     scheduler = _scheduler(cfg, train_set, features, log) if learn else None
-    buffer = make_buffer(cfg.scheduler, cfg.train.prompts_per_step)
+    buffer = make_buffer(cfg.scheduler, cfg.train.prompts_per_step, cfg.rollout.responses)
     ahead = LookAhead(rollout.generate) if cfg.rollout.ahead and learn else None
     return Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, scheduler, rewards, rollout, learner, buffer, ahead)
 

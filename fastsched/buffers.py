@@ -8,7 +8,7 @@ from typing import Collection, Iterable, Mapping
 
 import numpy as np
 
-from fastsched.config import SchedulerConfig
+from fastsched.config import SchedulerConfig, require
 from fastsched.types import Response
 
 
@@ -27,10 +27,10 @@ class Group:
 
 
 class GroupBuffer:
-    """At most `capacity` groups, one a prompt, oldest first."""
+    """At most `capacity` groups, one a prompt, oldest first: `complete` ones of G = `responses` responses each, or ones that lack some."""
 
-    def __init__(self, capacity: int):
-        self.capacity = capacity
+    def __init__(self, capacity: int, responses: int, *, complete: bool):
+        self.capacity, self.responses, self.complete = capacity, responses, complete
         self.groups: dict[int, Group] = {}
 
     def __len__(self) -> int:
@@ -76,10 +76,14 @@ class GroupBuffer:
         }
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Become what `arrays()` was taken of."""
+        """Become what `arrays()` was taken of. ConfigError where its groups were of another G."""
         self.groups = {}
         if not arrays:
             return
+        sizes = arrays["sizes"]
+        require(bool((sizes == self.responses if self.complete else sizes < self.responses).all()),
+                f"rollout.responses: {self.responses}, but the checkpoint keeps groups of up to {sizes.max()} responses for later steps; "
+                "resume with the number of before")
         pieces = lambda values, lengths: np.split(arrays[values], np.cumsum(arrays[lengths])[:-1])
         tokens, logps = pieces("token_ids", "lengths"), pieces("logp", "lengths")
         ends = np.cumsum(arrays["sizes"]).tolist()
@@ -91,9 +95,10 @@ class GroupBuffer:
                 for i in range(end - len(rewards), end)), rewards)
 
 
-def make_buffer(cfg: SchedulerConfig, prompts: int) -> GroupBuffer:
-    """The buffer of `scheduler.kind` for a batch of `prompts`; of no capacity where the kind needs none.
+def make_buffer(cfg: SchedulerConfig, prompts: int, responses: int) -> GroupBuffer:
+    """The buffer of `scheduler.kind` for a batch of `prompts` with `responses` each; of no capacity where the kind needs none.
 
     SPEED's waiting groups are bounded by its screens: a step adds at most `speed.candidates` times P to at most P left over.
     """
-    return GroupBuffer({"dots": cfg.dots.buffer, "speed": (cfg.speed.candidates + 1) * prompts}.get(cfg.kind, 0))
+    capacity = {"dots": cfg.dots.buffer, "speed": (cfg.speed.candidates + 1) * prompts}.get(cfg.kind, 0)
+    return GroupBuffer(capacity, responses, complete=cfg.kind == "dots")

@@ -47,7 +47,7 @@ COLUMNS: dict[str, str] = {
     "clip_fraction": "Share of kept tokens whose ratio was clipped; 0 when every batch is used once.",
     "ratio_deviation": "Mean |logp(learner) - logp(sampler)| over kept tokens, before any correction, nats.",
     "grad_norm": "Norm of the whole gradient before clipping.",
-    "grad_snr": "Gradient signal-to-noise ratio over micro-batches; empty when it was not measured.",
+    "grad_snr": "Gradient signal-to-noise ratio of a prompt group, over micro-batches; empty where there is one, or one group lies in two.",
     "skipped_nonfinite": "Updates of this step skipped because a value was not finite.",
     "w_b": "Sampling weight of difficulty bin b (w_0, w_1, ...); they sum to 1.",
     "p_b": "Moving average of success in bin b (p_0, p_1, ...); empty until the bin was sampled.",

@@ -72,7 +72,7 @@ def of(run, scheduler: SchedulerConfig):
     rng = np.random.default_rng(0)
     embedding = rng.standard_normal((len(run.train_set), 4)).astype(np.float16)
     features = Features(np.zeros(len(embedding), np.int32), np.zeros(len(embedding), np.float32), embedding)
-    other = replace(run, cfg=replace(run.cfg, scheduler=scheduler), buffer=make_buffer(scheduler, P),
+    other = replace(run, cfg=replace(run.cfg, scheduler=scheduler), buffer=make_buffer(scheduler, P, run.cfg.rollout.responses),
                     scheduler=Scheduler(scheduler, run.train_set.bins, P, 100, 0, features))
     other.calls = []
     generate = type(run.rollout).generate

@@ -4,7 +4,7 @@ from one_array import OneArray
 
 from fastsched.buffers import Group, GroupBuffer, make_buffer
 from fastsched.checkpoint import load_arrays, save_checkpoint
-from fastsched.config import DotsConfig, SchedulerConfig, SpeedConfig
+from fastsched.config import ConfigError, DotsConfig, SchedulerConfig, SpeedConfig
 from fastsched.types import Response
 
 
@@ -20,7 +20,7 @@ def group(row, responses=3, version=0):
 
 
 def filled(*rows, capacity=10):
-    buffer = GroupBuffer(capacity)
+    buffer = GroupBuffer(capacity, 7, complete=False)
     buffer.put(group(row) for row in rows)
     return buffer
 
@@ -50,7 +50,7 @@ def test_a_sample_stays_is_distinct_and_leaves_out_what_it_should():
 
 
 def test_groups_of_older_weights_are_forgotten():
-    buffer = GroupBuffer(10)
+    buffer = GroupBuffer(10, 7, complete=False)
     mixed = Group(3, group(3, version=4).responses + group(3, version=6).responses, np.zeros(6))
     buffer.put([group(1, version=5), group(2, version=4), mixed])
     buffer.forget(5)
@@ -70,7 +70,7 @@ def test_a_checkpoint_keeps_every_bit(tmp_path):
     again = filled(1)
     again.load(load_arrays(folder))
     assert same(buffer, again) and list(again.groups) == [5, 9, 4, 3]
-    empty = save_checkpoint(tmp_path, 2, OneArray(), {}, 2, GroupBuffer(3).arrays())
+    empty = save_checkpoint(tmp_path, 2, OneArray(), {}, 2, GroupBuffer(3, 7, complete=False).arrays())
     assert not (empty / "groups.npz").exists()
     again.load(load_arrays(empty))
     assert len(again) == 0
@@ -88,4 +88,16 @@ def test_a_log_probability_that_is_missing_makes_a_group_useless_later():
     (SchedulerConfig(kind="speed", speed=SpeedConfig(candidates=3)), 64),
 ])
 def test_the_kind_decides_the_capacity(cfg, capacity):
-    assert make_buffer(cfg, 16).capacity == capacity
+    assert make_buffer(cfg, 16, 8).capacity == capacity
+
+
+@pytest.mark.parametrize("complete, responses, fits", [(True, 3, True), (True, 4, False), (False, 4, True), (False, 3, False)])
+def test_groups_of_another_number_of_responses_are_refused(complete, responses, fits):
+    """A replayed group has all G responses; one that waits for the rest lacks some."""
+    arrays, buffer = filled(5, 3, 9).arrays(), GroupBuffer(10, responses, complete=complete)
+    if fits:
+        buffer.load(arrays)
+        assert list(buffer.groups) == [5, 3, 9]
+    else:
+        with pytest.raises(ConfigError, match=f"rollout.responses: {responses}, but the checkpoint keeps groups of up to 3"):
+            buffer.load(arrays)

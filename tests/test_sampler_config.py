@@ -72,3 +72,28 @@ def test_a_screen_leaves_something_to_continue():
     with pytest.raises(ConfigError, match="scheduler.speed.screen: 8 of rollout.responses 8 leave nothing to continue"):
         Config(scheduler=SchedulerConfig(kind="speed", speed=SpeedConfig(screen=8)), rollout=RolloutConfig(responses=8))
     Config(scheduler=SchedulerConfig(kind="uniform", speed=SpeedConfig(screen=8)), rollout=RolloutConfig(responses=8))
+
+
+@pytest.mark.parametrize("options, message", [
+    ("--learner.reference copy --scheduler.copy_every 5 --learner.kl none", "learner.reference: copy is what the KL is taken to"),
+    ("--learner.reference copy --scheduler.copy_every 5 --learner.kl none --learner.loss opd --learner.teacher T",
+     "learner.reference: copy"),
+    ("--scheduler.kl_gate.enabled true", "scheduler.kl_gate: .*stays 0"),
+    ("--scheduler.kl_gate.enabled true --learner.kl none", "scheduler.kl_gate: .*learner.kl is none"),
+    ("--scheduler.temporal.proxy entropy", "scheduler.temporal.proxy: entropy has no effect"),
+    ("--data.source rows.jsonl", "data.source, data.subset, data.difficulty_column: have no effect with data.task arithmetic"),
+    ("--data.difficulty_column level", "data.difficulty_column: have no effect"),
+    ("--data.task dataset --data.source rows.jsonl --data.subset main", "data.subset: is of a hub data set"),
+    ("--learner.updates_per_batch 17", "learner.updates_per_batch: 17 optimizer steps on 16 prompts"),
+    ("--learner.warmup_steps -3", "warmup_steps must be at least 0"), ("--learner.grad_clip -1", "grad_clip"),
+    ("--learner.betas 0.9 1.0", "learner.betas"), ("--learner.nonfinite_limit 0", "nonfinite_limit"),
+    ("--learner.chunk_rows 0", "chunk_rows"),
+    ("--train.ranks 0", "ranks"), ("--train.seed -1", "seed"), ("--train.no_signal_limit 0", "no_signal_limit"),
+    ("--train.eval_every -1", "eval_every"), ("--log.samples_per_step -1", "log.samples_per_step"),
+    ("--rollout.max_new_tokens 0", "max_new_tokens"), ("--rollout.max_num_seqs 0", "max_num_seqs"), ("--rollout.top_p 2", "rollout.top_p"),
+    ("--rollout.top_k 0", "rollout.top_k"), ("--rollout.temperature 0.005", "rollout.temperature"),
+    ("--rollout.kv_cache_gb -1", "kv_cache_gb"), ("--rollout.gpu_memory_utilization 5", "gpu_memory_utilization"),
+])
+def test_what_could_never_act_or_only_fail_later_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_config(options.split())

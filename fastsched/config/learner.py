@@ -63,7 +63,7 @@ class LearnerConfig:
         require(min(self.grad_clip, self.weight_decay, self.warmup_steps) >= 0,
                 "learner: grad_clip, weight_decay and warmup_steps must be at least 0")
         require(all(0 <= beta < 1 for beta in self.betas), "learner.betas: must lie in [0, 1)")
-        require(min(self.updates_per_batch, self.nonfinite_limit, self.chunk_rows or 1) >= 1,
+        require(min(self.updates_per_batch, self.nonfinite_limit, 1 if self.chunk_rows is None else self.chunk_rows) >= 1,
                 "learner: updates_per_batch, nonfinite_limit and chunk_rows must be at least 1")
         require(0 <= self.clip[0] < 1 and self.clip[1] >= 0, "learner.clip: needs 0 <= lower < 1 and upper >= 0")
         require((self.teacher is None) == (self.loss != "opd" and self.distill == 0),

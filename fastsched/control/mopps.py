@@ -24,10 +24,9 @@ class Posterior:
         self.decay = decay
         self.wins, self.losses = (np.full(size, PRIOR, np.float32) for _ in range(2))
 
-    def nearest(self, pool: np.ndarray, need: int, rng: np.random.Generator) -> np.ndarray:
-        """[need] of the rows `pool` ([M], at least `need`), those whose sampled success is nearest to 1/2."""
-        sampled = rng.beta(self.wins[pool], self.losses[pool])
-        return pool[np.argpartition(np.abs(sampled - 0.5), need - 1)[:need] if 0 < need < len(pool) else np.arange(need)]
+    def distance(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """[M] distance of a sampled success of each of `rows` ([M]) to 1/2."""
+        return np.abs(rng.beta(self.wins[rows], self.losses[rows]) - 0.5)
 
     def observe(self, outcomes: Outcomes, r_threshold: float) -> None:
         """a <- decay a + (1 - decay) + s, b <- decay b + (1 - decay) + (k - s), of k scored responses s successes."""
@@ -59,7 +58,9 @@ class PosteriorSampler(PromptSampler):
         in_order = self.in_order(self.dithered(self.cfg.weight_floor * count), np.zeros(0, np.int64))
         need = count - len(in_order)
         pool = self.pool(min(self.cfg.mopps.pool * count, len(self.bins)), in_order, need)
-        return self.selection(np.concatenate([in_order, self.posterior.nearest(pool, need, self.rng)]))
+        distance = self.posterior.distance(pool, self.rng)
+        nearest = np.argpartition(distance, need - 1)[:need] if 0 < need < len(pool) else np.arange(need)
+        return self.selection(np.concatenate([in_order, pool[nearest]]))
 
     def learn(self, outcomes: Outcomes, success: Success) -> None:
         self.posterior.observe(outcomes, success.r_threshold)

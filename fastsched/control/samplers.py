@@ -17,7 +17,7 @@ from fastsched.control.dots import PredictingSampler
 from fastsched.control.greso import SkippingSampler
 from fastsched.control.learned import ProgressSampler
 from fastsched.control.mopps import Posterior, PosteriorSampler
-from fastsched.control.prompts import PromptSampler, one_part, random_rows
+from fastsched.control.prompts import PromptSampler, one_part
 from fastsched.control.replay import ReplaySampler
 from fastsched.control.speed import ScreeningSampler
 from fastsched.control.vcrl import VarianceSampler
@@ -89,15 +89,25 @@ class BinSampler:
         return one_part(f"scheduler.kind {self.cfg.kind}", self.sizes) if self.cfg.kind in ("adaptive", *BANDITS) else []
 
     def _near_half(self, counts: np.ndarray) -> np.ndarray:
-        """[sum(counts)] distinct rows, `counts[b]` of bin b."""
+        """[sum(counts)] distinct rows, `counts[b]` of bin b: a share of the floor in deck order, the rest nearest to 1/2 of a pool."""
         floor = np.minimum((self.cfg.weight_floor * counts + self.rng.random(len(counts))).astype(np.int64), counts)
-        avoided, rows = self.deck.avoidable(counts, self.drawn), self.deck.draw_others(floor, self.drawn)
-        for b in np.flatnonzero(counts > floor):
-            need, start = int(counts[b] - floor[b]), self.deck.starts[b]
-            pool = random_rows(self.deck.rows[start:start + self.sizes[b]], self.cfg.mopps.pool * need, np.concatenate([avoided, rows]),
-                               self.rng)
-            rows = np.concatenate([rows, self.posterior.nearest(pool, need, self.rng)])
-        return rows
+        rows, need = self.deck.draw_others(floor, self.drawn), counts - floor
+        pool = self._pool(need, np.concatenate([self.deck.avoidable(counts, self.drawn), rows]))
+        pool = pool[np.lexsort((self.posterior.distance(pool, self.rng), self.deck.bins[pool]))]
+        bins = self.deck.bins[pool]
+        place = np.arange(len(pool)) - np.searchsorted(bins, bins)
+        return np.concatenate([rows, pool[place < need[bins]]])
+
+    def _pool(self, need: np.ndarray, taken: np.ndarray) -> np.ndarray:
+        """[M] distinct rows at random, none of `taken`, about `mopps.pool` times `need[b]` of bin b: all where a bin is that small."""
+        bins = np.repeat(np.arange(len(need)), np.minimum(self.cfg.mopps.pool * need, self.sizes))
+        index = self.deck.starts[bins] + (self.rng.random(len(bins)) * self.sizes[bins]).astype(np.int64)
+        pool = np.setdiff1d(self.deck.rows[index], taken).astype(np.int64)
+        few = np.flatnonzero(np.bincount(self.deck.bins[pool], minlength=len(need)) < need)
+        if not len(few):
+            return pool
+        whole = [self.deck.rows[start:start + size] for start, size in zip(self.deck.starts[few], self.sizes[few], strict=True)]
+        return np.union1d(pool, np.setdiff1d(np.concatenate(whole), taken)).astype(np.int64)
 
     def _weigh(self, success: Success) -> np.ndarray:
         available = self.sizes > 0

@@ -54,6 +54,20 @@ def test_batches_are_distinct_and_every_row_keeps_its_turn(sizes, data):
         assert np.ptp(visits[bins == b]) <= 2
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())
+def test_others_than_those_drawn_come_while_there_are_any(sizes, data):
+    deck, rng = deck_of(sizes), np.random.default_rng(data.draw(st.integers(0, 1000)))
+    bins, sizes = np.repeat(np.arange(len(sizes)), sizes), np.array(sizes)
+    for _ in range(10):
+        drawn, counts = rng.permutation(len(bins))[:rng.integers(0, len(bins) + 1)], rng.integers(0, sizes + 1)
+        rows = deck.draw_others(counts, drawn)
+        np.testing.assert_array_equal(np.bincount(bins[rows], minlength=len(sizes)), counts)
+        assert len(set(rows.tolist())) == len(rows)
+        enough = sizes - np.bincount(bins[drawn], minlength=len(sizes)) >= counts
+        assert not set(drawn[enough[bins[drawn]]].tolist()) & set(rows.tolist())
+
+
 def test_a_bin_is_exhausted_before_it_is_reshuffled():
     deck = deck_of([12])
     first = np.concatenate([deck.draw(np.array([4])) for _ in range(3)])

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastsched.config import ConfigError, SchedulerConfig
+from fastsched.config import ConfigError, MoppsConfig, SchedulerConfig
 from fastsched.control.samplers import BinSampler, apportion
 from fastsched.control.window import unknown_success, window_weights
+from fastsched.types import Outcomes
 
 SIZES = np.array([100, 300, 200, 400])
 BINS = np.repeat(np.arange(4), SIZES).astype(np.uint16)
@@ -75,6 +76,40 @@ def test_weights_move_only_every_update_every_steps():
 def test_the_batch_is_not_ordered_by_bin():
     bins = sampler().draw(16, UNKNOWN).bins
     assert np.bincount(bins).tolist() == [4] * 4 and np.any(np.diff(bins) < 0)
+
+
+def test_inside_a_bin_the_posterior_chooses_and_the_weights_of_bins_are_as_without():
+    one, plain = (sampler(kind="fixed", inside_bins=inside, weight_floor=0.25, mopps=MoppsConfig(pool=60))
+                  for inside in ("posterior", "order"))
+    one.posterior.wins[:], one.posterior.losses[:] = 1.0, 400.0
+    half = np.concatenate([np.flatnonzero(BINS == b)[:8] for b in range(4)])
+    one.posterior.wins[half] = one.posterior.losses[half] = 400.0
+    chosen, seen = [], set()
+    for _ in range(400):
+        drawn = one.draw(16, SEEN)
+        assert np.bincount(drawn.bins).tolist() == np.bincount(plain.draw(16, SEEN).bins).tolist() == [4] * 4
+        chosen.append(np.isin(drawn.rows, half).mean())
+        seen |= set(drawn.rows.tolist())
+        one.drawn = one.drawn[:0]  # the posterior stays as it is
+    assert 0.65 < np.mean(chosen) < 0.8
+    assert seen == set(range(1000))  # a quarter of every bin's places comes in order
+    rewards, counts = np.tile([1.0, 1, 1, 0], (16, 1)), np.ones((16, 4), np.int64)
+    before = one.posterior.wins[drawn.rows].copy()
+    one.observe(Outcomes(drawn.rows, drawn.bins, rewards, counts, counts == 0), SEEN)
+    np.testing.assert_array_equal(one.posterior.wins[drawn.rows], before + 3)
+
+
+@pytest.mark.parametrize("kind", ["mopps", "ads", "speed", "learned"])
+def test_a_posterior_inside_what_are_no_bins_is_refused(kind):
+    with pytest.raises(ConfigError, match=f"scheduler.inside_bins: scheduler.kind={kind} does not draw from difficulty bins"):
+        SchedulerConfig(kind=kind, inside_bins="posterior")
+
+
+@pytest.mark.parametrize("kind, said", [("adaptive", True), ("sec", True), ("adarft", True), ("uniform", False), ("fixed", False)])
+def test_weighing_a_single_bin_is_said(kind, said):
+    one = BinSampler(SchedulerConfig(kind=kind), np.ones(20, np.uint16), np.array([0, 20]), 10, seed=0)
+    assert [f"scheduler.kind {kind} weighs difficulty bins" in line for line in one.notes()] == [True] * said
+    assert sampler(kind=kind).notes() == []
 
 
 def test_an_empty_bin_is_never_drawn():

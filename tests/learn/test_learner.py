@@ -170,6 +170,25 @@ def test_average_and_drift_follow_their_formula(model_path, tmp_path):
     assert stats.kl < 1e-6 and train(learner, steps=2).kl > 1e-6  # the reference is the average, equal to the policy at first
 
 
+def test_the_average_moves_after_every_optimizer_step(model_path, tmp_path, monkeypatch):
+    """control_plane.md 4: two optimizer steps on a batch are two moves of the average."""
+    learner = make(model_path, tmp_path, replace(BASE, updates_per_batch=2))
+    expected, move = weights(learner), learner.engine.update_average
+
+    def recorded(alpha):
+        for name, now in weights(learner).items():
+            expected[name] = alpha * expected[name] + (1 - alpha) * now
+        return move(alpha)
+
+    monkeypatch.setattr(learner.engine, "update_average", recorded)
+    start = weights(learner)
+    train(learner, steps=1)
+    average, end = dict(learner.engine.average_weights()), weights(learner)
+    for name in start:
+        torch.testing.assert_close(average[name], expected[name], rtol=1e-5, atol=1e-7)
+    assert distance(average, {name: 0.9 * start[name] + 0.1 * end[name] for name in start}) > 1e-6
+
+
 def test_nonfinite_gradient_is_skipped_dumped_counted_and_stops(model_path, tmp_path):
     """The fault: one parameter's gradient turns NaN for as long as the hook stands."""
     learner = make(model_path, tmp_path, replace(BASE, nonfinite_limit=2))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from test_learner import BASE, KNOBS, G, batch, distance, make, train, weights
 
-from fastsched.config import CoefficientConfig, Config, LearnerConfig, RolloutConfig, SchedulerConfig
+from fastsched.config import CoefficientConfig, Config, LearnerConfig, LogConfig, RolloutConfig, SchedulerConfig
+from fastsched.learn import statistics
 
 
 def test_skipped_flat_groups_stay_in_the_denominators(model_path, tmp_path):
@@ -22,6 +23,23 @@ def test_skipped_flat_groups_stay_in_the_denominators(model_path, tmp_path):
     assert repr(train(moving, quiet)) == repr(a)
     resumed = [train(make(model_path, tmp_path, replace(BASE, skip_flat_groups=skip))) for skip in (None, False)]  # lambda_H is not 0
     assert repr(resumed[0]) == repr(resumed[1])
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_snr_knows_which_share_of_the_groups_is_left(model_path, tmp_path, monkeypatch, skip):
+    """Of all groups with a score, and by difficulty bin."""
+    responses, rewards = batch(1)
+    rewards[:] = np.tile([0.0, 1.0], rewards.shape[1])[:rewards.shape[1]]
+    rewards[[0, 2]], rewards[4] = 1.0, np.nan  # two flat groups of bin 0, one mixed of each bin; 4 has no score
+    bins, found = np.array([0, 1] * 8), []
+    learner = make(model_path, tmp_path, replace(BASE, skip_flat_groups=skip))
+    learner = replace(learner, bins=bins, cfg=replace(learner.cfg, log=LogConfig(snr_bins=True)))
+    monkeypatch.setattr(statistics, "snr", lambda squares, micro, norm, share, gather: found.append([share]) or 0.0)
+    monkeypatch.setattr(statistics, "snr_by_bin", lambda squares, micro, totals, shares, gather: found.append(shares.tolist()) or ())
+    learner.update(responses, rewards, replace(KNOBS, entropy_coef=0.0, kl_coef=0.0), 1)
+    groups = [b for g, b in enumerate(bins[:len(rewards)].tolist()) if g != 4]
+    left = [b for g, b in enumerate(bins[:len(rewards)].tolist()) if g not in (0, 2, 4)]
+    assert found == ([[len(left) / len(groups)], [left.count(b) / groups.count(b) for b in (0, 1)]] if skip else [[1.0], [1.0, 1.0]])
 
 
 def test_flat_groups_are_skipped_by_default_where_they_can_never_have_a_gradient():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 
 from fastsched.config import ConfigError
 from fastsched.learn.packing import Sample, dummy, pack, token_weights
+from fastsched.learn.statistics import snr
 from fastsched.types import COMMON
 
 
@@ -87,6 +90,19 @@ def test_an_item_over_the_budget_names_key_and_number():
     samples = make([(30, [16] * 8)], np.random.default_rng(0))
     with pytest.raises(ConfigError, match="learner.micro_batch_tokens: 100 is less than the 150 tokens"):
         pack(samples, token_budget=100, share_prompts=True)
+
+
+def test_a_group_over_several_micro_batches_is_said():
+    """Unshared responses are packed one by one: then the gradients of two micro-batches may be of one group, and no SNR comes of them."""
+    samples = make([(4, [6, 6, 6, 6])] * 3, np.random.default_rng(0))
+    assert not any(micro.whole for micro in pack(samples, token_budget=20, share_prompts=False))
+    together = pack(samples, token_budget=200, share_prompts=False)
+    assert [micro.whole for micro in together] == [True] and together[0].groups == 3
+    shared = pack(samples, token_budget=30, share_prompts=True)
+    assert len(shared) == 3 and all(micro.whole and micro.groups == 1 for micro in shared)
+    gather = lambda own: [own]
+    assert np.isnan(snr([1.0] * 3, [replace(micro, whole=False) for micro in shared], 1.0, 1.0, gather))
+    assert np.isfinite(snr([1.0] * 3, shared, 1.0, 1.0, gather))
 
 
 def test_dummy_has_shape_but_no_weight():
