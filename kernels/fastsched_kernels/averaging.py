@@ -23,7 +23,7 @@ def ema_and_drift_(avg: Sequence[Tensor], params: Sequence[Tensor], alpha: float
     """Update `avg` in place and measure how far the parameters are from it.
 
     avg: fp32 tensors, contiguous. params: bf16, fp16 or fp32 tensors of the same shapes. alpha in [0, 1]: 1 keeps the
-    average. Raises ValueError for lists or shapes that do not match and for an average that is not fp32.
+    average. Raises ValueError for lists, shapes or devices that do not match and for an average that is not fp32.
     """
     _check(avg, params, alpha)
     if not avg:
@@ -55,6 +55,8 @@ def _check(avg: Sequence[Tensor], params: Sequence[Tensor], alpha: float) -> Non
     if len(avg) != len(params):
         raise ValueError(f"{len(avg)} averages for {len(params)} parameters")
     for i, (a, p) in enumerate(zip(avg, params, strict=True)):
+        if a.device != avg[0].device or p.device != avg[0].device:
+            raise ValueError(f"tensor {i} lies on {a.device} and {p.device}, tensor 0 on {avg[0].device}: need one device")
         if a.shape != p.shape or a.dtype != torch.float32:
             raise ValueError(
                 f"tensor {i}: the average is {a.dtype} {tuple(a.shape)}, the parameter {tuple(p.shape)}; need fp32 and equal shapes"
