@@ -87,7 +87,7 @@ def _token_loss(T, logp, entropy, kl_exact, KL: tl.constexpr, FLAGS: tl.constexp
     return weight * loss, kl, ratio, clipped, c_logp, -weight * entropy_coef, c_kl
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["TARGET"])
 def policy_kernel(X, stride, REF, ref_stride, TARGET, TABLE, OUT, v, softcap,
                   KL: tl.constexpr, FLAGS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)

@@ -52,7 +52,7 @@ def check_rows(logits: Tensor, target: Tensor, ref_logits: Optional[Tensor]) -> 
         raise ValueError("ref_logits must have the shape, dtype and device of logits and contiguous rows")
 
 
-@triton.jit(do_not_specialize=["split_size"])
+@triton.jit(do_not_specialize=["split_size", "t_stride"], do_not_specialize_on_alignment=["TEMPERATURE"])
 def _partial_kernel(X, stride, REF, ref_stride, TEMPERATURE, t_stride, OUT, v, split_size, softcap,
                     HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -91,7 +91,7 @@ def _combine_kernel(PARTIAL, Z_TARGET, OUT, count):
     tl.store(out + 7, ref_top)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["t_stride"], do_not_specialize_on_alignment=["TARGET", "FINE", "TEMPERATURE"])
 def _target_kernel(X, stride, TARGET, FINE, TEMPERATURE, t_stride, OUT, softcap, HAS_FINE: tl.constexpr, SOFTCAP: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     if HAS_FINE:
@@ -101,7 +101,7 @@ def _target_kernel(X, stride, TARGET, FINE, TEMPERATURE, t_stride, OUT, softcap,
     tl.store(OUT + row, scaled(x, 1.0 / tl.load(TEMPERATURE + row * t_stride), softcap, SOFTCAP))
 
 
-@triton.jit(do_not_specialize=["split_size"])
+@triton.jit(do_not_specialize=["split_size", "t_stride"], do_not_specialize_on_alignment=["TARGET", "TEMPERATURE"])
 def _gradient_kernel(X, stride, REF, ref_stride, TARGET, STATE, COEF, TEMPERATURE, t_stride, v, split_size, softcap,
                      HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
