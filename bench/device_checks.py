@@ -79,8 +79,9 @@ class Problem:
         self.target = torch.randint(v, (n,), generator=g, device=DEVICE)
         with torch.no_grad():
             logp = reference.token_stats(self.logits(self.leaves), self.target).logp.float()
+        far = torch.tensor([-0.5, -0.1, 0.1, 0.5], device=DEVICE)  # from the clip bounds, so that no rounding decides what is clipped
         self.numbers = {"advantage": rand(n), "token_weight": self.weighted / n, "entropy_coef": 0.05,
-                        "old_logp": logp + 0.2 * rand(n), "ref_logp": logp + 0.2 * rand(n)}
+                        "old_logp": logp + far[torch.randint(4, (n,), generator=g, device=DEVICE)], "ref_logp": logp + 0.2 * rand(n)}
 
     @staticmethod
     def logits(leaves, wide: torch.dtype = torch.float64, prefix: str = "") -> torch.Tensor:
