@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from fastsched_kernels.averaging import ema_and_drift_
+from fastsched_kernels.averaging import ema_and_drift_, implementation
 
 SIZE = int(float(os.environ.get("MILLIONS", "135")) * 1e6)
 TENSORS = 30
@@ -43,5 +43,7 @@ def bench_ema_and_drift(benchmark, dtype):
         ratio = min(ratio, (time.perf_counter() - middle) / (middle - start))
     benchmark.pedantic(ema_and_drift_, args=(avg, params, 0.99), rounds=5, iterations=1)
     moved = SIZE * (8 + dtype.itemsize)  # average read and written, parameter read
-    benchmark.extra_info.update(parameters=SIZE, times_foreach=round(ratio, 3), gb_per_s=round(moved / benchmark.stats["min"] / 1e9, 1))
-    print(f"\n{dtype}: {benchmark.stats['min'] * 1e3:.1f} ms, {ratio:.2f}x torch._foreach")
+    label = implementation(avg, params)
+    benchmark.extra_info.update(implementation=label, parameters=SIZE, times_foreach=round(ratio, 3),
+                                gb_per_s=round(moved / benchmark.stats["min"] / 1e9, 1))
+    print(f"\n{dtype}, {label}: {benchmark.stats['min'] * 1e3:.1f} ms, {ratio:.2f}x torch._foreach")

@@ -77,11 +77,11 @@ def objective(n: int, kl: str, on_policy: bool = False, surrogate: str = "clip",
     return Objective(value, 1.0, old, torch.zeros(n), kl, value, value, value, value, 2 + value, 1.0, 0.0, surrogate)
 
 
-def call_policy(v, dtype, kl, on_policy=False, surrogate="clip", softcap=None, fine=True, backward=True, n=2, value=0.1):
+def call_policy(v, dtype, kl, on_policy=False, surrogate="clip", softcap=None, fine=True, backward=True, n=2, value=0.1, first=0):
     x, ref = padded_logits(n, v, dtype), padded_logits(n, v, dtype) if kl == "exact" else None
     triton_rows.policy_rows_(
         x,
-        torch.zeros(n, dtype=torch.long),
+        torch.zeros(first + n, dtype=torch.long)[first:],
         ref,
         objective(n, kl, on_policy, surrogate, value),
         1.0 + value,
@@ -91,12 +91,12 @@ def call_policy(v, dtype, kl, on_policy=False, surrogate="clip", softcap=None, f
     )
 
 
-def call_stats(v, dtype, with_ref, softcap=None, n=2):
+def call_stats(v, dtype, with_ref, softcap=None, n=2, first=0):
     x, ref = padded_logits(n, v, dtype), padded_logits(n, v, dtype) if with_ref else None
-    target = torch.zeros(n, dtype=torch.long)
-    triton_rows.row_stats(x, target, ref, 1.0, softcap, torch.zeros(n))
+    target, temperature = torch.zeros(first + n, dtype=torch.long)[first:], torch.ones(first + n)[first:]
+    triton_rows.row_stats(x, target, ref, temperature, softcap, torch.zeros(n))
     state, c = RowState(*torch.zeros(8, n)), Coefficients(*torch.zeros(3, n))
-    triton_rows.row_dlogits_(x, target, ref, state, c, 1.0, softcap)
+    triton_rows.row_dlogits_(x, target, ref, state, c, temperature, softcap)
 
 
 def cases(every: bool):
@@ -172,21 +172,21 @@ def report(every: bool) -> list[Line]:
 
 
 def compilations() -> dict[str, int]:
-    """Compilations of the policy kernel over 20 lengths and over 5 settings of the coefficients, by the real
-    launch path.
+    """Compilations of the policy kernel over 20 lengths, each of a chunk that begins elsewhere, and over 5 settings of the
+    coefficients, by the real launch path.
     """
     compile_only()
     kernel = triton_rows.policy_rows_.__globals__["policy_kernel"]
     counts = {}
     for n in range(1, 21):
-        call_policy(50257, torch.bfloat16, "k3", n=n)
+        call_policy(50257, torch.bfloat16, "k3", n=n, first=n - 1)
     counts["20 lengths"] = sum(len(cache[0]) for cache in kernel.device_caches.values())
     for value in (0.0, 0.1, 0.25, 0.5, 1.0):
         call_policy(50257, torch.bfloat16, "k3", n=7, value=value)
     counts["and 5 settings of every coefficient"] = sum(len(cache[0]) for cache in kernel.device_caches.values())
     for n in range(1, 21):
-        call_stats(50257, torch.bfloat16, True, n=n)
-    for name in ("_partial_kernel", "_combine_kernel", "_gradient_kernel"):
+        call_stats(50257, torch.bfloat16, True, n=n, first=n - 1)
+    for name in ("_target_kernel", "_partial_kernel", "_combine_kernel", "_gradient_kernel"):
         counts[f"20 lengths, {name}"] = sum(len(cache[0]) for cache in vars(token_stats)[name].device_caches.values())
     return counts
 

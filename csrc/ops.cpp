@@ -9,6 +9,9 @@ void check_average(at::TensorList avg, at::TensorList params) {
   TORCH_CHECK_VALUE(avg.size() == params.size(), avg.size(), " averages for ", params.size(), " parameters");
   for (size_t i = 0; i < avg.size(); ++i) {
     auto type = params[i].scalar_type();
+    TORCH_CHECK_VALUE(avg[i].device() == avg[0].device() && params[i].device() == avg[0].device(), "tensor ", i,
+                      ": averages and parameters must lie on one device, got ", avg[i].device(), " and ", params[i].device(),
+                      " beside ", avg[0].device());
     TORCH_CHECK_NOT_IMPLEMENTED(avg[i].scalar_type() == at::kFloat && (type == at::kFloat || type == at::kBFloat16), "tensor ", i,
                                 ": need an fp32 average and fp32 or bf16 parameters");
     TORCH_CHECK_VALUE(avg[i].sizes() == params[i].sizes() && avg[i].is_contiguous() && params[i].is_contiguous(), "tensor ", i,
@@ -22,8 +25,9 @@ void check_rows(const Tensor& logits, const Tensor& target, const OptionalTensor
   auto type = logits.scalar_type();
   TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16, "logits must be fp32 or bf16, got ", type);
   TORCH_CHECK_VALUE(logits.dim() == 2 && logits.stride(1) == 1, "logits must be [R, V] with contiguous rows");
-  TORCH_CHECK_VALUE(target.dim() == 1 && target.size(0) == logits.size(0) && target.scalar_type() == at::kLong,
-                    "target must be int64 [R]");
+  TORCH_CHECK_VALUE(target.dim() == 1 && target.size(0) == logits.size(0) && target.scalar_type() == at::kLong &&
+                        target.is_contiguous(),
+                    "target must be contiguous int64 [R]");
   if (ref_logits) {
     TORCH_CHECK_VALUE(ref_logits->sizes() == logits.sizes() && ref_logits->scalar_type() == type && ref_logits->stride(1) == 1,
                       "ref_logits must have the shape and dtype of logits and contiguous rows");

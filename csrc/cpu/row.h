@@ -117,7 +117,7 @@ inline void row_gradient(float* z, const float* r, const float* e, int64_t size,
     return;
   }
   float inv_sum = std::exp(-state.log_sum), z_target = z[target];
-  bool with_kl = r && std::isfinite(state.gap) && c.kl != 0;
+  bool with_kl = r && !std::isinf(state.gap) && c.kl != 0;
   if (!with_kl && c.entropy == 0 && scale.softcap == 0) {
     const Vec factor(-c.logp * inv_sum * scale.inv_temperature);
     for (int64_t i = 0; i < size; i += Vec::size()) (Vec::loadu(e + i) * factor).store(z + i);
@@ -141,7 +141,7 @@ inline void row_gradient(float* z, const float* r, const float* e, int64_t size,
     }
     gradient.store(z + i);
   }
-  float tanh = z_target * to_tanh;
+  float tanh = scale.softcap > 0 ? z_target * to_tanh : 0.0f;  // the target may be -inf
   z[target] += c.logp * scale.inv_temperature * (1.0f - tanh * tanh);
 }
 

@@ -62,7 +62,7 @@ struct Outcome {
 
 // Loss of one token and its derivatives by logp, entropy and exact KL; the specification is reference.token_loss.
 Outcome policy_row(const float* o, const Measured& m, int64_t kl_kind, int64_t flags) {
-  float raw = flags & kOnPolicy ? 0.0f : m.logp - o[kOldLogp];
+  float raw = m.logp - (flags & kOnPolicy ? m.logp : o[kOldLogp]);
   float log_ratio = raw > kLogLimit ? kLogLimit : (raw < -kLogLimit ? -kLogLimit : raw);
   float ratio = std::exp(log_ratio);
   float advantage = o[kAdvantage] + (o[kDistill] == 0 ? 0.0f : o[kDistill] * (o[kRefLogp] - m.logp));

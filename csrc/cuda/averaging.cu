@@ -27,6 +27,10 @@ __device__ float4 load4(const __nv_bfloat16* p, int64_t i) {
   return {low.x, low.y, high.x, high.y};
 }
 
+__device__ float load(const float* p, int64_t i) { return p[i]; }
+
+__device__ float load(const __nv_bfloat16* p, int64_t i) { return __bfloat162float(p[i]); }
+
 template <typename T>
 __device__ Sums update_piece(float* avg, const T* param, int64_t size, bool aligned, float weight) {
   Sums s;
@@ -40,7 +44,7 @@ __device__ Sums update_piece(float* avg, const T* param, int64_t size, bool alig
     reinterpret_cast<float4*>(avg)[i] = a;
   }
   for (int64_t i = 4 * vectors + threadIdx.x; i < size; i += kThreads) {
-    avg[i] = s.update(avg[i], static_cast<float>(param[i]), weight);
+    avg[i] = s.update(avg[i], load(param, i), weight);
   }
   return s;
 }

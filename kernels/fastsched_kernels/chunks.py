@@ -13,6 +13,7 @@ from fastsched_kernels import cpu_ops
 from fastsched_kernels.columns import accumulate_filtered
 from fastsched_kernels.reference import Number
 from fastsched_kernels.rows import Coefficients, RowState
+from fastsched_kernels.selection import pick
 from fastsched_kernels.table import PolicyRows
 
 
@@ -210,9 +211,16 @@ def chunks(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], head: Head):
 
 
 def chunk_slices(n: int, size: int) -> list[slice]:
-    """[0, n) in ceil(n / size) slices whose lengths differ by at most 1."""
-    count = -(-n // size)
-    bounds = [n * i // max(count, 1) for i in range(count + 1)]
+    """[0, n) in even slices of at most `size` rows, as few as there can be if each begins at a multiple of 16 (of 1 where size < 16).
+
+    Triton compiles a kernel once more for a pointer that is no multiple of 16 bytes: [R] tensors must not be cut anywhere.
+    """
+    if n <= size:
+        return [slice(0, n)] if n else []
+    unit = 16 if size >= 16 else 1
+    units = -(-n // unit)
+    count = -(-units // (size // unit))
+    bounds = [min(n, unit * (units * i // count)) for i in range(count + 1)]
     return [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
 
 
@@ -222,13 +230,6 @@ def target_logit(x: Tensor, w: Tensor, bias: Optional[Tensor], target: Tensor) -
         return None
     dot = (x.float() * w.index_select(0, target).float()).sum(-1)
     return dot if bias is None else dot + bias.detach().float().index_select(0, target)
-
-
-def pick(value, index):
-    """Rows of a per-token tensor; scalars, scalar tensors, options and None pass through."""
-    if not isinstance(value, Tensor) or value.dim() == 0 or index is None:
-        return value
-    return value[index]
 
 
 def _logits(x: Tensor, w: Tensor, bias: Optional[Tensor], buffer: Tensor) -> Tensor:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from fastsched_kernels.checks import check_level, check_reference, check_shapes, check_target, is_zero
-from fastsched_kernels.chunks import Chunk, Head, OnePass, Recompute, pick
+from fastsched_kernels.chunks import Chunk, Head, OnePass, Recompute
 from fastsched_kernels.implementations import choose
 from fastsched_kernels.reference import KLKind, Number, Objective, TokenLoss, token_loss
 from fastsched_kernels.rows import derivatives
+from fastsched_kernels.selection import active_rows, kept, part, pick, spread
 from fastsched_kernels.table import PolicyRows
 
 TokenLossFunction = Callable[[Tensor, Tensor, Tensor, Mapping[str, Tensor]], Tensor]
@@ -43,35 +44,14 @@ class LinearStats(NamedTuple):
 
 
 def policy_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    *,
-    advantage: Number,
-    token_weight: Number,
-    old_logp: Optional[Tensor] = None,
-    ref_hidden: Optional[Tensor] = None,
-    ref_weight: Optional[Tensor] = None,
-    ref_bias: Optional[Tensor] = None,
-    ref_logp: Optional[Tensor] = None,
-    kl: KLKind = "none",
-    kl_coef: Number = 0.0,
-    entropy_coef: Number = 0.0,
-    clip: Optional[tuple[Number, Number]] = (0.2, 0.2),
-    dual_clip: Optional[Number] = None,
-    rollout_weight: Number = 1.0,
-    distill: Number = 0.0,
-    surrogate: Literal["clip", "cispo"] = "clip",
-    temperature: Number = 1.0,
-    softcap: Optional[float] = None,
-    bias: Optional[Tensor] = None,
-    level: Literal["token", "sequence"] = "token",
-    sequence: Optional[Tensor] = None,
-    skip_flat: bool = True,
-    chunk_rows: Optional[int] = None,
-    compute: Literal["auto", "forward", "recompute"] = "auto",
-    filter_eps: float = 0.0,
-    implementation: Optional[str] = None,
+    hidden: Tensor, weight: Tensor, target: Tensor, *, advantage: Number, token_weight: Number, old_logp: Optional[Tensor] = None,
+    ref_hidden: Optional[Tensor] = None, ref_weight: Optional[Tensor] = None, ref_bias: Optional[Tensor] = None,
+    ref_logp: Optional[Tensor] = None, kl: KLKind = "none", kl_coef: Number = 0.0, entropy_coef: Number = 0.0,
+    clip: Optional[tuple[Number, Number]] = (0.2, 0.2), dual_clip: Optional[Number] = None, rollout_weight: Number = 1.0,
+    distill: Number = 0.0, surrogate: Literal["clip", "cispo"] = "clip", temperature: Number = 1.0, softcap: Optional[float] = None,
+    bias: Optional[Tensor] = None, level: Literal["token", "sequence"] = "token", sequence: Optional[Tensor] = None,
+    skip_flat: bool = True, chunk_rows: Optional[int] = None, compute: Literal["auto", "forward", "recompute"] = "auto",
+    filter_eps: float = 0.0, implementation: Optional[str] = None,
 ) -> PolicyLoss:
     """Sum over rows of token_weight * (-rollout_weight * surrogate + kl_coef * KL - entropy_coef * H).
 
@@ -96,47 +76,29 @@ def policy_loss(
     check_level(level, sequence, compute)
     low, high = (float("inf"), float("inf")) if clip is None else clip
     objective = Objective(
-        advantage,
-        token_weight,
-        old_logp,
-        ref_logp,
-        kl,
-        kl_coef,
-        entropy_coef,
-        low,
-        high,
-        float("inf") if dual_clip is None else dual_clip,
-        rollout_weight,
-        distill,
-        surrogate,
-        sequence if level == "sequence" else None,
+        advantage, token_weight, old_logp, ref_logp, kl, kl_coef, entropy_coef, low, high,
+        float("inf") if dual_clip is None else dual_clip, rollout_weight, distill, surrogate, sequence if level == "sequence" else None,
     )
-    rows = _active_rows(objective, hidden, skip_flat and level == "token")
-    objective = _part(objective, rows)
+    rows = active_rows(objective, len(hidden), hidden.device, skip_flat and level == "token")
+    objective = part(objective, rows)
     needs_logp = ref_logp is None and (kl in ("k1", "k2", "k3") or not is_zero(distill))
     head = _head(hidden, weight, target, rows, temperature, softcap, chunk_rows, implementation)
-    head = head._replace(
-        ref_hidden=pick(ref_hidden, rows),
-        ref_weight=ref_weight,
-        ref_bias=ref_bias,
-        ref_rows=kl == "exact",
-        ref_target=needs_logp,
-        filter_eps=filter_eps,
-    )
-    kept = _kept(hidden, rows)
+    head = head._replace(ref_hidden=pick(ref_hidden, rows), ref_weight=ref_weight, ref_bias=ref_bias, ref_rows=kl == "exact",
+                         ref_target=needs_logp, filter_eps=filter_eps)
+    computed = kept(hidden, rows)
     if compute == "recompute" or level == "sequence":
-        values = _recomputed(kept, weight, bias, head, objective)
+        values = _recomputed(computed, weight, bias, head, objective)
     else:
-        values = OnePass.apply(kept, weight, bias, head, _policy_step(head, objective), torch.is_grad_enabled())
+        values = OnePass.apply(computed, weight, bias, head, _policy_step(head, objective), torch.is_grad_enabled())
     loss, *vectors, dropped = values
-    return PolicyLoss(loss, *(_spread(v, rows, hidden.shape[0]) for v in vectors), dropped)
+    return PolicyLoss(loss, *(spread(v, rows, hidden.shape[0]) for v in vectors), dropped)
 
 
 def _policy_step(head: Head, objective: Objective):
     def step(c: Chunk, backward: bool) -> PolicyRows:
-        part = _part(objective, c.rows)
-        part = part if c.ref_logp is None else part._replace(ref_logp=c.ref_logp)
-        return head.rows.policy_rows_(c.logits, c.target, c.ref_logits, part, c.temperature, head.softcap, c.target_logit, backward)
+        o = part(objective, c.rows)
+        o = o if c.ref_logp is None else o._replace(ref_logp=c.ref_logp)
+        return head.rows.policy_rows_(c.logits, c.target, c.ref_logits, o, c.temperature, head.softcap, c.target_logit, backward)
 
     return step
 
@@ -144,15 +106,8 @@ def _policy_step(head: Head, objective: Objective):
 def _recomputed(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], head: Head, objective: Objective) -> tuple:
     logp, entropy, kl, ref_logp = Recompute.apply(hidden, weight, bias, head)
     out: TokenLoss = token_loss(logp, entropy, kl, objective._replace(ref_logp=ref_logp) if head.ref_target else objective)
-    return (
-        out.loss.sum(),
-        logp.detach(),
-        entropy.detach(),
-        out.kl,
-        out.ratio,
-        out.clipped,
-        torch.zeros((), device=hidden.device),
-    )
+    zero = torch.zeros((), device=hidden.device)
+    return out.loss.sum(), logp.detach(), entropy.detach(), out.kl, out.ratio, out.clipped, zero
 
 
 class TokenLossResult(NamedTuple):
@@ -215,8 +170,8 @@ def linear_token_loss(
         zeros = torch.zeros_like(state.logp)
         return PolicyRows(value.detach(), state.logp, state.entropy, state.kl, zeros, zeros.bool(), sum(x.abs() for x in d))
 
-    total, *vectors = OnePass.apply(_kept(hidden, rows), weight, bias, head, step, torch.is_grad_enabled())[:4]
-    return TokenLossResult(total, *(_spread(v, rows, hidden.shape[0]) for v in vectors))
+    total, *vectors = OnePass.apply(kept(hidden, rows), weight, bias, head, step, torch.is_grad_enabled())[:4]
+    return TokenLossResult(total, *(spread(v, rows, hidden.shape[0]) for v in vectors))
 
 
 def linear_token_stats(
@@ -258,7 +213,7 @@ def _head(
 ) -> Head:
     if chunk_rows is not None and chunk_rows < 1:
         raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
-    target = pick(target, rows)
+    target = pick(target, rows).contiguous()
     check_target(target, weight.shape[0])
     chunk = chunk_rows or _default_chunk(hidden, weight.shape[0])
     return Head(target, pick(temperature, rows), softcap, chunk, choose(hidden.device, hidden.dtype, implementation))
@@ -267,28 +222,3 @@ def _head(
 def _default_chunk(hidden: Tensor, vocabulary: int) -> int:
     """4096 rows, on the CPU no more than 128 MiB of logits."""
     return 4096 if hidden.is_cuda else min(4096, max(64, 2**27 // (vocabulary * hidden.element_size())))
-
-
-def _active_rows(o: Objective, hidden: Tensor, skip_flat: bool) -> Optional[Tensor]:
-    """Indices of the rows that carry a coefficient, ascending; None: all of them."""
-    n, numbers = hidden.shape[0], (o.token_weight, o.advantage, o.kl_coef, o.entropy_coef, o.distill)
-    weighted, *others = (torch.as_tensor(x, device=hidden.device).expand(n) != 0 for x in numbers)
-    if skip_flat:
-        weighted = weighted & (others[0] | others[1] & (o.kl != "none") | others[2] | others[3])
-    rows = weighted.nonzero().squeeze(-1)
-    return None if rows.numel() == n else rows
-
-
-def _kept(hidden: Tensor, rows: Optional[Tensor]) -> Tensor:
-    return hidden if rows is None else hidden.index_select(0, rows)
-
-
-def _part(objective: Objective, index) -> Objective:
-    return Objective(*(pick(x, index) for x in objective))
-
-
-def _spread(value: Tensor, rows: Optional[Tensor], n: int) -> Tensor:
-    if rows is None:
-        return value
-    fill = False if value.dtype == torch.bool else torch.nan
-    return torch.full((n,), fill, dtype=value.dtype, device=value.device).index_copy_(0, rows, value)

@@ -12,6 +12,7 @@ from fastsched_kernels.checks import check_target
 from fastsched_kernels.implementations import choose
 from fastsched_kernels.reference import KLKind, Number, Objective, token_loss
 from fastsched_kernels.rows import Coefficients, RowState
+from fastsched_kernels.selection import active_rows, kept, part, pick, spread
 
 
 class LogitStats(NamedTuple):
@@ -49,12 +50,17 @@ def token_stats(
     logits [R, V], target [R] int64 in [0, V), ref_logits [R, V] of the same dtype, temperature a scalar or [R].
     Raises ValueError or IndexError for shapes and targets that do not fit.
     """
-    if logits.dim() != 2 or target.shape != logits.shape[:1] or (ref_logits is not None and ref_logits.shape != logits.shape):
-        raise ValueError(f"logits [R, V], target [R] and ref_logits [R, V] do not fit: {tuple(logits.shape)}, {tuple(target.shape)}")
+    _check_shapes(logits, target, ref_logits)
+    target = target.contiguous()
     check_target(target, logits.shape[1])
     rows = choose(logits.device, logits.dtype, implementation)
     stats = LogitStats(*_TokenStats.apply(logits, target, ref_logits, temperature, softcap, rows))
     return stats._replace(sum_p2=_sum_p2(logits, temperature, softcap, rows)) if sum_p2 else stats
+
+
+def _check_shapes(logits: Tensor, target: Tensor, ref_logits: Optional[Tensor]) -> None:
+    if logits.dim() != 2 or target.shape != logits.shape[:1] or (ref_logits is not None and ref_logits.shape != logits.shape):
+        raise ValueError(f"logits [R, V], target [R] and ref_logits [R, V] do not fit: {tuple(logits.shape)}, {tuple(target.shape)}")
 
 
 def _sum_p2(logits: Tensor, temperature: Number, softcap: Optional[float], rows) -> Tensor:
@@ -65,50 +71,32 @@ def _sum_p2(logits: Tensor, temperature: Number, softcap: Optional[float], rows)
 
 
 def policy_loss_from_logits(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    advantage: Number,
-    token_weight: Number,
-    old_logp: Optional[Tensor] = None,
-    ref_logits: Optional[Tensor] = None,
-    ref_logp: Optional[Tensor] = None,
-    kl: KLKind = "none",
-    kl_coef: Number = 0.0,
-    entropy_coef: Number = 0.0,
-    clip: tuple[Number, Number] = (0.2, 0.2),
-    dual_clip: Number = float("inf"),
-    rollout_weight: Number = 1.0,
-    surrogate: Literal["clip", "cispo"] = "clip",
-    temperature: Number = 1.0,
-    softcap: Optional[float] = None,
-    implementation: Optional[str] = None,
+    logits: Tensor, target: Tensor, *, advantage: Number, token_weight: Number, old_logp: Optional[Tensor] = None,
+    ref_logits: Optional[Tensor] = None, ref_logp: Optional[Tensor] = None, kl: KLKind = "none", kl_coef: Number = 0.0,
+    entropy_coef: Number = 0.0, clip: tuple[Number, Number] = (0.2, 0.2), dual_clip: Number = float("inf"),
+    rollout_weight: Number = 1.0, surrogate: Literal["clip", "cispo"] = "clip", temperature: Number = 1.0,
+    softcap: Optional[float] = None, implementation: Optional[str] = None,
 ) -> LogitLoss:
-    """`linear.policy_loss` from logits: the arguments mean the same, ref_logits [R, V] stand for the reference's
-    head.
+    """`linear.policy_loss` from logits: the arguments mean the same, ref_logits [R, V] stand for the reference's head.
+
+    Rows of token_weight 0 get no loss and no gradient, whatever they hold, and are not computed: their vectors are NaN,
+    `clipped` False. Every other row is measured. Raises ValueError or IndexError for shapes and targets that do not fit.
     """
     if kl == "exact" and ref_logits is None or kl in ("k1", "k2", "k3") and ref_logits is None and ref_logp is None:
         raise ValueError(f"kl={kl!r} needs ref_logits" + ("" if kl == "exact" else " or ref_logp"))
-    stats = token_stats(logits, target, ref_logits if kl == "exact" else None, temperature, softcap, implementation)
+    _check_shapes(logits, target, ref_logits)
+    objective = Objective(advantage, token_weight, old_logp, ref_logp, kl, kl_coef, entropy_coef, *clip, dual_clip, rollout_weight,
+                          0.0, surrogate)
+    rows = active_rows(objective, len(logits), logits.device, False)
+    objective, y, temperature = part(objective, rows), pick(target, rows), pick(temperature, rows)
+    ref = None if ref_logits is None else kept(ref_logits, rows)
+    stats = token_stats(kept(logits, rows), y, ref if kl == "exact" else None, temperature, softcap, implementation)
     if ref_logp is None and kl in ("k1", "k2", "k3"):
         with torch.no_grad():
-            ref_logp = token_stats(ref_logits, target, None, temperature, softcap, implementation).logp
-    objective = Objective(
-        advantage,
-        token_weight,
-        old_logp,
-        ref_logp,
-        kl,
-        kl_coef,
-        entropy_coef,
-        *clip,
-        dual_clip,
-        rollout_weight,
-        0.0,
-        surrogate,
-    )
+            objective = objective._replace(ref_logp=token_stats(ref, y, None, temperature, softcap, implementation).logp)
     out = token_loss(stats.logp, stats.entropy, stats.kl, objective)
-    return LogitLoss(out.loss.sum(), stats.logp.detach(), stats.entropy.detach(), out.kl, out.ratio, out.clipped)
+    vectors = (stats.logp.detach(), stats.entropy.detach(), out.kl, out.ratio, out.clipped)
+    return LogitLoss(out.loss.sum(), *(spread(v, rows, len(logits)) for v in vectors))
 
 
 class _TokenStats(torch.autograd.Function):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastsched_kernels.reference import LOG_LIMIT, Number, Objective
 from fastsched_kernels.table import PolicyRows, kl_index, objective_flags, objective_table, policy_rows
-from fastsched_kernels.token_stats import block_size
+from fastsched_kernels.token_stats import block_size, check_rows, on_device_of
 from fastsched_kernels.triton_row import finish, row_gradient, row_state, scaled
 
 _LIMIT = tl.constexpr(LOG_LIMIT)
@@ -24,7 +24,7 @@ _NONE, _K1, _K2, _EXACT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.
 
 @triton.jit
 def _clamp(x):
-    return tl.minimum(tl.maximum(x, -_LIMIT), _LIMIT)
+    return tl.clamp(x, -_LIMIT, _LIMIT, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def _kl_estimate(logp, ref_logp, KL: tl.constexpr):
 def _surrogate(logp, raw, ratio, advantage, low, high, dual_clip, CISPO: tl.constexpr):
     """(surrogate, its derivative by logp, clipped)."""
     if CISPO:
-        d = tl.minimum(tl.maximum(ratio, low), high) * advantage
+        d = tl.where(ratio < low, low, tl.where(ratio > high, high, ratio)) * advantage
         return d * logp, d, (ratio < low) | (ratio > high)
     above, below = (advantage > 0) & (ratio > high), (advantage < 0) & (ratio < low)
     bound = tl.where(above, high, tl.where(below, low, ratio))
@@ -87,22 +87,9 @@ def _token_loss(T, logp, entropy, kl_exact, KL: tl.constexpr, FLAGS: tl.constexp
     return weight * loss, kl, ratio, clipped, c_logp, -weight * entropy_coef, c_kl
 
 
-@triton.jit
-def policy_kernel(
-    X,
-    stride,
-    REF,
-    ref_stride,
-    TARGET,
-    TABLE,
-    OUT,
-    v,
-    softcap,
-    KL: tl.constexpr,
-    FLAGS: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+@triton.jit(do_not_specialize_on_alignment=["TARGET"])
+def policy_kernel(X, stride, REF, ref_stride, TARGET, TABLE, OUT, v, softcap,
+                  KL: tl.constexpr, FLAGS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     X += row * stride
     REF += row * ref_stride
@@ -127,26 +114,8 @@ def policy_kernel(
     tl.store(out + 6, tl.abs(c_logp) + tl.abs(c_entropy) + tl.abs(c_kl))
     if FLAGS & 8 != 0:
         tl.debug_barrier()  # every thread has read the target's logit
-        row_gradient(
-            X,
-            REF,
-            0,
-            v,
-            target,
-            top,
-            log_sum,
-            mean,
-            gap,
-            ref_top,
-            c_logp,
-            c_entropy,
-            c_kl,
-            inv_temperature,
-            softcap,
-            KL == _EXACT,
-            SOFTCAP,
-            BLOCK,
-        )
+        row_gradient(X, REF, 0, v, target, top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl, inv_temperature, softcap,
+                     KL == _EXACT, SOFTCAP, BLOCK)
 
 
 def policy_rows_(
@@ -160,28 +129,18 @@ def policy_rows_(
     backward: bool,
 ) -> PolicyRows:
     """As rows.policy_rows_."""
+    check_rows(logits, target, ref_logits)
     n, v = logits.shape
     table = objective_table(objective, n, temperature, target_logit, logits.device)
     out = torch.empty(n, 7, dtype=torch.float32, device=logits.device)
     ref = logits if ref_logits is None else ref_logits
     if n:
-        policy_kernel[(n,)](
-            logits,
-            logits.stride(0),
-            ref,
-            ref.stride(0),
-            target,
-            table,
-            out,
-            v,
-            float(softcap or 0.0),
-            KL=kl_index(objective),
-            FLAGS=objective_flags(objective, target_logit, backward),
-            SOFTCAP=softcap is not None,
-            BLOCK=block_size(v),
-            num_warps=8,
-            maxnreg=128,
-        )
+        with on_device_of(logits):
+            policy_kernel[(n,)](
+                logits, logits.stride(0), ref, ref.stride(0), target, table, out, v, float(softcap or 0.0), KL=kl_index(objective),
+                FLAGS=objective_flags(objective, target_logit, backward), SOFTCAP=softcap is not None, BLOCK=block_size(v),
+                num_warps=8, maxnreg=128,
+            )
     return policy_rows(out.t())
 
 

@@ -126,10 +126,10 @@ def token_loss(logp: Tensor, entropy: Tensor, kl: Tensor, objective: Objective) 
     """
     o = objective
     ratio = log_ratio(logp, o).exp()
-    advantage = torch.as_tensor(o.advantage, device=logp.device).to(logp.dtype).expand_as(logp)
+    advantage = _number(o.advantage, logp).expand_as(logp)
     if not (isinstance(o.distill, (int, float)) and o.distill == 0):
         advantage = advantage + o.distill * (o.ref_logp - logp).detach()
-    low, high = 1 - torch.as_tensor(o.clip_low).to(ratio), 1 + torch.as_tensor(o.clip_high).to(ratio)
+    low, high = 1 - _number(o.clip_low, ratio), 1 + _number(o.clip_high, ratio)
     if o.surrogate == "cispo":
         clipped = (ratio < low) | (ratio > high)
         surrogate = torch.minimum(torch.maximum(ratio, low), high).detach() * advantage * logp
@@ -146,13 +146,18 @@ def token_loss(logp: Tensor, entropy: Tensor, kl: Tensor, objective: Objective) 
 
 def _times(coefficient: Number, value: Tensor) -> Tensor:
     """Their product, 0 where the coefficient is 0, whatever the value."""
-    return torch.where(torch.as_tensor(coefficient, device=value.device) == 0, 0.0, coefficient * value)
+    return torch.where(_number(coefficient, value) == 0, 0.0, coefficient * value)
+
+
+def _number(value: Number, like: Tensor) -> Tensor:
+    """On the device and in the dtype of `like`; a number of the host is filled in there, which waits for nothing."""
+    return value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
 
 
 def _clipped_surrogate(ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor, dual_clip: Number):
     above, below = (advantage > 0) & (ratio > high), (advantage < 0) & (ratio < low)
     bound = torch.where(above, high, torch.where(below, low, ratio))
-    dual = torch.as_tensor(dual_clip).to(ratio).expand_as(ratio)
+    dual = _number(dual_clip, ratio).expand_as(ratio)
     dual_clipped = (advantage < 0) & (bound > dual)
     return torch.where(dual_clipped, dual, bound) * advantage, above | below | dual_clipped
 

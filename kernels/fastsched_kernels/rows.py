@@ -58,8 +58,8 @@ def row_stats(
     else:
         z_target = scaled(target_logit.unsqueeze(-1), temperature, softcap).squeeze(-1) - top.squeeze(-1)
     log_sum = s.log()
-    logp = torch.where(s > 0, z_target - log_sum, -torch.inf)
-    entropy = torch.where(s > 0, log_sum - mean, 0.0)
+    logp = torch.where(s == 0, -torch.inf, z_target - log_sum)
+    entropy = torch.where(s == 0, 0.0, log_sum - mean)
     nan = torch.full_like(logp, torch.nan)
     if ref_logits is None:
         return RowState(logp, entropy, nan, top.squeeze(-1), log_sum, mean, nan, nan)
@@ -67,7 +67,7 @@ def row_stats(
     ref_top = _safe_top(r)
     r -= ref_top
     gap = _mean(e, z - r, live, s)
-    kl = torch.where(s > 0, gap - log_sum + r.exp().sum(-1).log(), 0.0)
+    kl = torch.where(s == 0, 0.0, gap - log_sum + r.exp().sum(-1).log())
     return RowState(logp, entropy, kl, top.squeeze(-1), log_sum, mean, gap, ref_top.squeeze(-1))
 
 
@@ -86,14 +86,14 @@ def row_dlogits_(
     tanh^2). A row whose KL is infinite gets no gradient from it.
     """
     z = scaled(logits, temperature, softcap) - state.top.unsqueeze(-1)
-    p = torch.where(z > -torch.inf, (z - state.log_sum.unsqueeze(-1)).exp(), 0.0)
+    p = torch.where(z == -torch.inf, 0.0, (z - state.log_sum.unsqueeze(-1)).exp())
     live = p > 0
     dz = p * -c.logp.unsqueeze(-1)
     dz += p * c.entropy.unsqueeze(-1) * torch.where(live, state.mean.unsqueeze(-1) - z, 0.0)
     if ref_logits is not None:
-        gap = state.gap.unsqueeze(-1)
+        gap, c_kl = state.gap.unsqueeze(-1), c.kl.unsqueeze(-1)
         r = scaled(ref_logits, temperature, softcap) - state.ref_top.unsqueeze(-1)
-        dz += p * c.kl.unsqueeze(-1) * torch.where(live & gap.isfinite(), (z - r) - gap, 0.0)
+        dz += p * torch.where(live & ~gap.isinf() & (c_kl != 0), c_kl * ((z - r) - gap), 0.0)
     empty = state.log_sum == -torch.inf
     dz.scatter_add_(-1, target.unsqueeze(-1), torch.where(empty, 0.0, c.logp).unsqueeze(-1).to(dz))
     if softcap is not None:
@@ -141,4 +141,4 @@ def _safe_top(z: Tensor) -> Tensor:
 
 def _mean(e: Tensor, values: Tensor, live: Tensor, s: Tensor) -> Tensor:
     total = (e * torch.where(live, values, 0.0)).sum(-1)
-    return torch.where(s > 0, total / s, 0.0)
+    return torch.where(s == 0, 0.0, total / s)

@@ -42,8 +42,7 @@ class PolicyRows(NamedTuple):
 def objective_table(o: Objective, n: int, temperature: Number, target_logit: Optional[Tensor], device: torch.device) -> Tensor:
     """[n, len(COLUMNS)] fp32; an absent number is 0, which no kernel reads."""
     numbers = [*(getattr(o, name) for name in COLUMNS[:-2]), temperature, target_logit]
-    columns = [torch.as_tensor(0.0 if x is None else x, dtype=torch.float32, device=device).expand(n) for x in numbers]
-    return torch.stack(columns, dim=1)
+    return torch.stack([on_device(0.0 if x is None else x, device).expand(n) for x in numbers], dim=1)
 
 
 def objective_flags(o: Objective, target_logit: Optional[Tensor], backward: bool) -> int:
@@ -67,7 +66,14 @@ def policy_rows(result: Tensor) -> PolicyRows:
 
 def number_vector(value: Number, n: int, device: torch.device) -> Tensor:
     """A scalar as [1], a per-token number as [n], fp32 contiguous."""
-    vector = torch.as_tensor(value, dtype=torch.float32, device=device).reshape(-1).contiguous()
+    vector = on_device(value, device).reshape(-1).contiguous()
     if vector.numel() not in (1, n):
         raise ValueError(f"a per-token number has {vector.numel()} entries for {n} tokens")
     return vector
+
+
+def on_device(value: Number, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A number of the host is filled in, not copied: a copy would wait for the device."""
+    if isinstance(value, Tensor):
+        return value.to(device, dtype)
+    return torch.full((), value, dtype=dtype, device=device)

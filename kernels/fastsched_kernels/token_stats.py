@@ -5,6 +5,7 @@ rows are split over V so that the device is full; vocabulary shards of other ran
 `merge_shards`).
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Optional
 
 import torch
@@ -34,22 +35,26 @@ def splits(n: int, v: int, block: int) -> tuple[int, int]:
     return triton.cdiv(v, size), size
 
 
-@triton.jit(do_not_specialize=["split_size"])
-def _partial_kernel(
-    X,
-    stride,
-    REF,
-    ref_stride,
-    TEMPERATURE,
-    t_stride,
-    OUT,
-    v,
-    split_size,
-    softcap,
-    HAS_REF: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def on_device_of(tensor: Tensor) -> AbstractContextManager:
+    """Triton launches on the current device, wherever its arguments lie."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+def check_rows(logits: Tensor, target: Tensor, ref_logits: Optional[Tensor]) -> None:
+    """ValueError for a layout that the kernels, which see pointers and row strides, would misread; as in csrc/ops.cpp."""
+    if logits.dim() != 2 or logits.stride(1) != 1:
+        raise ValueError(f"logits must be [R, V] with contiguous rows, got {tuple(logits.shape)} with strides {logits.stride()}")
+    if target.shape != logits.shape[:1] or target.dtype != torch.int64 or not target.is_contiguous() or target.device != logits.device:
+        raise ValueError(f"target must be contiguous int64 [{len(logits)}] on {logits.device}, got {target.dtype} {tuple(target.shape)} "
+                         f"with strides {target.stride()} on {target.device}")
+    if ref_logits is not None and (ref_logits.shape != logits.shape or ref_logits.dtype != logits.dtype or ref_logits.stride(1) != 1
+                                   or ref_logits.device != logits.device):
+        raise ValueError("ref_logits must have the shape, dtype and device of logits and contiguous rows")
+
+
+@triton.jit(do_not_specialize=["split_size", "t_stride"], do_not_specialize_on_alignment=["TEMPERATURE"])
+def _partial_kernel(X, stride, REF, ref_stride, TEMPERATURE, t_stride, OUT, v, split_size, softcap,
+                    HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin = split * split_size // BLOCK * BLOCK
     end = tl.minimum(begin + split_size, v)
@@ -72,20 +77,8 @@ def _combine_kernel(PARTIAL, Z_TARGET, OUT, count):
     m, s, t, u, m_ref, s_ref = NEG_INF, 0.0, 0.0, 0.0, NEG_INF, 0.0
     for i in range(count):
         p = PARTIAL + (row * count + i) * 6
-        m, s, t, u, m_ref, s_ref = merge(
-            m,
-            s,
-            t,
-            u,
-            m_ref,
-            s_ref,
-            tl.load(p),
-            tl.load(p + 1),
-            tl.load(p + 2),
-            tl.load(p + 3),
-            tl.load(p + 4),
-            tl.load(p + 5),
-        )
+        m, s, t, u, m_ref, s_ref = merge(m, s, t, u, m_ref, s_ref, tl.load(p), tl.load(p + 1), tl.load(p + 2),
+                                         tl.load(p + 3), tl.load(p + 4), tl.load(p + 5))
     logp, entropy, kl, top, log_sum, mean, gap, ref_top = finish(m, s, t, u, m_ref, s_ref, tl.load(Z_TARGET + row))
     out = OUT + row * 8
     tl.store(out, logp)
@@ -98,7 +91,7 @@ def _combine_kernel(PARTIAL, Z_TARGET, OUT, count):
     tl.store(out + 7, ref_top)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["t_stride"], do_not_specialize_on_alignment=["TARGET", "FINE", "TEMPERATURE"])
 def _target_kernel(X, stride, TARGET, FINE, TEMPERATURE, t_stride, OUT, softcap, HAS_FINE: tl.constexpr, SOFTCAP: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     if HAS_FINE:
@@ -108,49 +101,17 @@ def _target_kernel(X, stride, TARGET, FINE, TEMPERATURE, t_stride, OUT, softcap,
     tl.store(OUT + row, scaled(x, 1.0 / tl.load(TEMPERATURE + row * t_stride), softcap, SOFTCAP))
 
 
-@triton.jit(do_not_specialize=["split_size"])
-def _gradient_kernel(
-    X,
-    stride,
-    REF,
-    ref_stride,
-    TARGET,
-    STATE,
-    COEF,
-    TEMPERATURE,
-    t_stride,
-    v,
-    split_size,
-    softcap,
-    HAS_REF: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["split_size", "t_stride"], do_not_specialize_on_alignment=["TARGET", "TEMPERATURE"])
+def _gradient_kernel(X, stride, REF, ref_stride, TARGET, STATE, COEF, TEMPERATURE, t_stride, v, split_size, softcap,
+                     HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     begin = tl.program_id(1) * split_size // BLOCK * BLOCK
     end = tl.minimum(begin + split_size, v)
     inv_temperature = 1.0 / tl.load(TEMPERATURE + row * t_stride)
     s, c = STATE + row * 8, COEF + row * 3
-    row_gradient(
-        X + row * stride,
-        REF + row * ref_stride,
-        begin,
-        end,
-        tl.load(TARGET + row),
-        tl.load(s + 3),
-        tl.load(s + 4),
-        tl.load(s + 5),
-        tl.load(s + 6),
-        tl.load(s + 7),
-        tl.load(c),
-        tl.load(c + 1),
-        tl.load(c + 2),
-        inv_temperature,
-        softcap,
-        HAS_REF,
-        SOFTCAP,
-        BLOCK,
-    )
+    row_gradient(X + row * stride, REF + row * ref_stride, begin, end, tl.load(TARGET + row), tl.load(s + 3), tl.load(s + 4),
+                 tl.load(s + 5), tl.load(s + 6), tl.load(s + 7), tl.load(c), tl.load(c + 1), tl.load(c + 2), inv_temperature, softcap,
+                 HAS_REF, SOFTCAP, BLOCK)
 
 
 def shard_states(logits: Tensor, ref_logits: Optional[Tensor], temperature: Number, softcap: Optional[float]) -> Tensor:
@@ -162,22 +123,11 @@ def shard_states(logits: Tensor, ref_logits: Optional[Tensor], temperature: Numb
     t = number_vector(temperature, n, logits.device)
     ref = logits if ref_logits is None else ref_logits
     if n:
-        _partial_kernel[(n, count)](
-            logits,
-            logits.stride(0),
-            ref,
-            ref.stride(0),
-            t,
-            int(t.numel() > 1),
-            out,
-            v,
-            size,
-            float(softcap or 0.0),
-            HAS_REF=ref_logits is not None,
-            SOFTCAP=softcap is not None,
-            BLOCK=block,
-            num_warps=8,
-        )
+        with on_device_of(logits):
+            _partial_kernel[(n, count)](
+                logits, logits.stride(0), ref, ref.stride(0), t, int(t.numel() > 1), out, v, size, float(softcap or 0.0),
+                HAS_REF=ref_logits is not None, SOFTCAP=softcap is not None, BLOCK=block, num_warps=8,
+            )
     return out
 
 
@@ -188,7 +138,8 @@ def merge_shards(states: Tensor, z_target: Tensor, has_ref: bool) -> RowState:
     n = states.shape[0]
     out = torch.empty(n, 8, dtype=torch.float32, device=states.device)
     if n:
-        _combine_kernel[(n,)](states.contiguous(), z_target.contiguous(), out, states.shape[1], num_warps=1)
+        with on_device_of(states):
+            _combine_kernel[(n,)](states.contiguous(), z_target.contiguous(), out, states.shape[1], num_warps=1)
     state = RowState(*out.unbind(1))
     return state if has_ref else state._replace(kl=torch.full_like(state.kl, torch.nan))
 
@@ -202,19 +153,11 @@ def target_logits(
     t = number_vector(temperature, n, logits.device)
     fine = out if target_logit is None else target_logit.float().contiguous()
     if n:
-        _target_kernel[(n,)](
-            logits,
-            logits.stride(0),
-            target,
-            fine,
-            t,
-            int(t.numel() > 1),
-            out,
-            float(softcap or 0.0),
-            HAS_FINE=target_logit is not None,
-            SOFTCAP=softcap is not None,
-            num_warps=1,
-        )
+        with on_device_of(logits):
+            _target_kernel[(n,)](
+                logits, logits.stride(0), target, fine, t, int(t.numel() > 1), out, float(softcap or 0.0),
+                HAS_FINE=target_logit is not None, SOFTCAP=softcap is not None, num_warps=1,
+            )
     return out
 
 
@@ -227,6 +170,7 @@ def row_stats(
     target_logit: Optional[Tensor] = None,
 ) -> RowState:
     """As rows.row_stats."""
+    check_rows(logits, target, ref_logits)
     z = target_logits(logits, target, temperature, softcap, target_logit)
     return merge_shards(shard_states(logits, ref_logits, temperature, softcap), z, ref_logits is not None)
 
@@ -241,6 +185,7 @@ def row_dlogits_(
     softcap: Optional[float],
 ) -> Tensor:
     """As rows.row_dlogits_."""
+    check_rows(logits, target, ref_logits)
     n, v = logits.shape
     block = block_size(v)
     count, size = splits(n, v, block)
@@ -248,22 +193,9 @@ def row_dlogits_(
     ref = logits if ref_logits is None else ref_logits
     states, coefficients = torch.stack(state, 1).float().contiguous(), torch.stack(c, 1).float().contiguous()
     if n:
-        _gradient_kernel[(n, count)](
-            logits,
-            logits.stride(0),
-            ref,
-            ref.stride(0),
-            target,
-            states,
-            coefficients,
-            t,
-            int(t.numel() > 1),
-            v,
-            size,
-            float(softcap or 0.0),
-            HAS_REF=ref_logits is not None,
-            SOFTCAP=softcap is not None,
-            BLOCK=block,
-            num_warps=8,
-        )
+        with on_device_of(logits):
+            _gradient_kernel[(n, count)](
+                logits, logits.stride(0), ref, ref.stride(0), target, states, coefficients, t, int(t.numel() > 1), v, size,
+                float(softcap or 0.0), HAS_REF=ref_logits is not None, SOFTCAP=softcap is not None, BLOCK=block, num_warps=8,
+            )
     return logits

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple, Optional, Union
 import torch
 from torch import Tensor
 
+from fastsched_kernels.table import on_device
+
 Proxy = Literal["suffix", "prefix", "entropy"]
 _SLACK = 1e-6  # floor(100 * 0.29) is 28 in binary floating point
 
@@ -44,9 +46,9 @@ def trajectory_keep(
     total = int(lengths.sum()) if total is None else total
     sequence = torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths, output_size=total)
     starts = lengths.cumsum(0) - lengths
-    position = torch.arange(total, device=lengths.device) - starts[sequence]
-    length = lengths[sequence]
-    s = torch.as_tensor(s, dtype=torch.float64, device=lengths.device)
+    position = torch.arange(total, device=lengths.device) - starts.index_select(0, sequence)
+    length = lengths.index_select(0, sequence)
+    s = on_device(s, lengths.device, torch.float64)
     if proxy == "suffix":
         keep = position >= torch.minimum((length * s + _SLACK).floor().long(), length - 1)
     else:

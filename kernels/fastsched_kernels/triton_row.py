@@ -2,7 +2,8 @@
 
 A row's partial state is (m, s, t, u, m_ref, s_ref): running maximum m of z, s = sum e, t = sum e (z - m),
 u = sum e ((z - m) - (r - m_ref)) with e = exp(z - m), and the same maximum and sum of the reference row. When the
-maxima move by dm and dr, t <- a (t + dm s), u <- a (u + (dm - dr) s), s <- a s with a = exp(dm).
+maxima move by dm and dr, t <- a (t + dm s), u <- a (u + (dm - dr) s), s <- a s with a = exp(dm). Maxima ignore NaN; the
+sums carry it, so every "is there anything" asks for s != 0, which is true of NaN.
 """
 
 import triton
@@ -48,10 +49,10 @@ def merge(m, s, t, u, m_ref, s_ref, m2, s2, t2, u2, m2_ref, s2_ref):
     """Merge two partial states: blocks of a row, splits of V, vocabulary shards of other ranks."""
     top, top_ref = tl.maximum(m, m2), tl.maximum(m_ref, m2_ref)
     d1, d2, r1, r2 = moved(m, top), moved(m2, top), moved(m_ref, top_ref), moved(m2_ref, top_ref)
-    a1, a2 = tl.where(s > 0, tl.exp(d1), 0.0), tl.where(s2 > 0, tl.exp(d2), 0.0)
-    t = tl.where(s > 0, a1 * (t + d1 * s), 0.0) + tl.where(s2 > 0, a2 * (t2 + d2 * s2), 0.0)
-    u = tl.where(s > 0, a1 * (u + (d1 - r1) * s), 0.0) + tl.where(s2 > 0, a2 * (u2 + (d2 - r2) * s2), 0.0)
-    s_ref = tl.where(s_ref > 0, tl.exp(r1) * s_ref, 0.0) + tl.where(s2_ref > 0, tl.exp(r2) * s2_ref, 0.0)
+    a1, a2 = tl.where(s != 0, tl.exp(d1), 0.0), tl.where(s2 != 0, tl.exp(d2), 0.0)
+    t = tl.where(a1 != 0, a1 * (t + d1 * s), 0.0) + tl.where(a2 != 0, a2 * (t2 + d2 * s2), 0.0)
+    u = tl.where(a1 != 0, a1 * (u + (d1 - r1) * s), 0.0) + tl.where(a2 != 0, a2 * (u2 + (d2 - r2) * s2), 0.0)
+    s_ref = tl.where(s_ref != 0, tl.exp(r1) * s_ref, 0.0) + tl.where(s2_ref != 0, tl.exp(r2) * s2_ref, 0.0)
     return top, a1 * s + a2 * s2, t, u, top_ref, s_ref
 
 
@@ -70,23 +71,8 @@ def block_state(z, r, HAS_REF: tl.constexpr):
 
 
 @triton.jit
-def add_block(
-    m,
-    s,
-    t,
-    u,
-    m_ref,
-    s_ref,
-    X,
-    REF,
-    offs,
-    v,
-    inv_temperature,
-    softcap,
-    HAS_REF: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+def add_block(m, s, t, u, m_ref, s_ref, X, REF, offs, v, inv_temperature, softcap,
+              HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr):
     z = load_block(X, offs, v, inv_temperature, softcap, SOFTCAP, MASKED)
     r = z
     if HAS_REF:
@@ -117,38 +103,20 @@ def row_state(X, REF, begin, end, inv_temperature, softcap, HAS_REF: tl.constexp
 @triton.jit
 def finish(m, s, t, u, m_ref, s_ref, z_target):
     """(logp, entropy, kl, top, log_sum, mean, gap, ref_top) of a row from its whole state; an empty row is defined."""
-    alive = s > 0
+    alive = s != 0
     some = tl.where(alive, s, 1.0)
     log_sum = tl.where(alive, tl.log(some), NEG_INF)
     mean, gap = tl.where(alive, t / some, 0.0), tl.where(alive, u / some, 0.0)
     logp = tl.where(alive, z_target - safe(m) - log_sum, NEG_INF)
     entropy = tl.where(alive, log_sum - mean, 0.0)
-    log_sum_ref = tl.where(s_ref > 0, tl.log(tl.where(s_ref > 0, s_ref, 1.0)), NEG_INF)
+    log_sum_ref = tl.where(s_ref != 0, tl.log(tl.where(s_ref != 0, s_ref, 1.0)), NEG_INF)
     kl = tl.where(alive, gap - log_sum + log_sum_ref, 0.0)
     return logp, entropy, kl, safe(m), log_sum, mean, gap, safe(m_ref)
 
 
 @triton.jit
-def gradient_block(
-    X,
-    REF,
-    offs,
-    v,
-    target,
-    top,
-    log_sum,
-    mean,
-    gap,
-    ref_top,
-    c_logp,
-    c_entropy,
-    c_kl,
-    inv_temperature,
-    softcap,
-    HAS_REF: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+def gradient_block(X, REF, offs, v, target, top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl, inv_temperature, softcap,
+                   HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr):
     """Overwrite a block of logits with dloss/dlogits."""
     z = load_block(X, offs, v, inv_temperature, softcap, SOFTCAP, MASKED)
     d = z - top
@@ -156,9 +124,9 @@ def gradient_block(
     factor = c_entropy * (mean - d) - c_logp
     if HAS_REF:
         r = load_block(REF, offs, v, inv_temperature, softcap, SOFTCAP, MASKED)
-        finite = tl.abs(gap) < float("inf")
-        factor += tl.where(finite, c_kl * (d - (r - ref_top) - gap), 0.0)
-    dz = tl.where(p > 0, p * factor, 0.0)
+        counts = (c_kl != 0) & (tl.abs(gap) != float("inf"))
+        factor += tl.where(counts, c_kl * (d - (r - ref_top) - gap), 0.0)
+    dz = tl.where(p != 0, p * factor, 0.0)
     dz += tl.where(offs == target, tl.where(log_sum == NEG_INF, 0.0, c_logp), 0.0)
     dz *= inv_temperature
     if SOFTCAP:
@@ -172,67 +140,13 @@ def gradient_block(
 
 
 @triton.jit
-def row_gradient(
-    X,
-    REF,
-    begin,
-    end,
-    target,
-    top,
-    log_sum,
-    mean,
-    gap,
-    ref_top,
-    c_logp,
-    c_entropy,
-    c_kl,
-    inv_temperature,
-    softcap,
-    HAS_REF: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def row_gradient(X, REF, begin, end, target, top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl, inv_temperature, softcap,
+                 HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
     full = begin + (end - begin) // BLOCK * BLOCK
     offs = tl.arange(0, BLOCK)
     for start in range(begin, full, BLOCK):
-        gradient_block(
-            X,
-            REF,
-            start + offs,
-            end,
-            target,
-            top,
-            log_sum,
-            mean,
-            gap,
-            ref_top,
-            c_logp,
-            c_entropy,
-            c_kl,
-            inv_temperature,
-            softcap,
-            HAS_REF,
-            SOFTCAP,
-            False,
-        )
+        gradient_block(X, REF, start + offs, end, target, top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl,
+                       inv_temperature, softcap, HAS_REF, SOFTCAP, False)
     if full < end:
-        gradient_block(
-            X,
-            REF,
-            full + offs,
-            end,
-            target,
-            top,
-            log_sum,
-            mean,
-            gap,
-            ref_top,
-            c_logp,
-            c_entropy,
-            c_kl,
-            inv_temperature,
-            softcap,
-            HAS_REF,
-            SOFTCAP,
-            True,
-        )
+        gradient_block(X, REF, full + offs, end, target, top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl,
+                       inv_temperature, softcap, HAS_REF, SOFTCAP, True)

@@ -1,8 +1,9 @@
 import pytest
 import torch
 from fastsched_kernels import reference
-from fastsched_kernels.averaging import ema_and_drift_
+from fastsched_kernels.averaging import ema_and_drift_, implementation
 from fastsched_kernels.testing import seeded
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -19,6 +20,18 @@ def test_matches_fp64(dtype, alpha):
         torch.testing.assert_close(a.double(), n, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(out.squared_drift.double(), drift, rtol=1e-5, atol=1e-9)
     torch.testing.assert_close(out.squared_norm.double(), norm, rtol=1e-6, atol=0)
+
+
+def test_the_implementation_is_named():
+    """What the record of a run says; a float16 parameter is the one that only PyTorch takes."""
+    a = [torch.zeros(4)]
+    assert implementation(a, a) == implementation(a, [torch.zeros(4).bfloat16()]) == "compiled"
+    assert implementation(a, [torch.zeros(4).half()]) == "pytorch (no kernel for torch.float16)"
+    assert implementation([torch.zeros(4, 2)[:, 0]], a) == "pytorch (not contiguous)"
+    if torch.version.cuda is None:
+        with FakeTensorMode():
+            elsewhere = [torch.zeros(4, device="cuda")]
+            assert implementation(elsewhere, elsewhere) == "pytorch (compiled ops were built without cuda)"
 
 
 def test_shards_add_up():

@@ -28,7 +28,7 @@ def test_lengths_and_coefficients_compile_nothing():
     code, out = run("-m", "bench.compile_report", "--compilations")
     assert code == 0, out
     counts = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
-    assert len(counts) == 5 and set(counts.values()) == {1}, counts
+    assert len(counts) == 6 and set(counts.values()) == {1}, counts
 
 
 def test_report_refuses_narrow_loads():

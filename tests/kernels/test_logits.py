@@ -73,6 +73,30 @@ def test_policy_loss_from_logits_is_the_reference(implementation, kl):
     assert torch.equal(out.clipped, true.clipped)
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kl", ["none", "k3", "exact"])
+def test_rows_without_weight_hold_anything(implementation, kl):
+    """NaN logits, target -100, infinite old_logp: no loss, no gradient, and the other rows are as if they were alone."""
+    keep, ref, target, a, old = torch.tensor([0, 2, 4]), rows(1), torch.tensor([0, 299, 5, 5, 7]), rows(2)[:, 0], rows(3)[:, 0] - 6
+    weight, temperature = torch.tensor([0.2, 0.0, 0.3, 0.0, 0.1]), torch.tensor([0.7, torch.nan, 1.0, 0.0, 1.5])
+    options = {"kl": kl, "kl_coef": 0.3, "entropy_coef": 0.1, "implementation": implementation}
+    alone = rows()[keep].requires_grad_()
+    expected = policy_loss_from_logits(alone, target[keep], advantage=a[keep], token_weight=weight[keep], old_logp=old[keep],
+                                       ref_logits=ref[keep], temperature=temperature[keep], **options)
+    expected.loss.backward()
+    x = rows()
+    x[1], x[3], ref[1], target[1], old[3] = torch.nan, torch.inf, torch.nan, -100, torch.inf
+    x.requires_grad_()
+    out = policy_loss_from_logits(x, target, advantage=a, token_weight=weight, old_logp=old, ref_logits=ref, temperature=temperature,
+                                  **options)
+    out.loss.backward()
+    torch.testing.assert_close(out.loss, expected.loss)
+    torch.testing.assert_close(x.grad[keep], alone.grad)
+    assert (x.grad[[1, 3]] == 0).all() and out.logp[[1, 3]].isnan().all() and not out.clipped[[1, 3]].any()
+    for name in ("logp", "entropy", "kl", "ratio", "clipped"):
+        torch.testing.assert_close(getattr(out, name)[keep], getattr(expected, name), equal_nan=True)
+
+
 def test_logits_may_be_used_elsewhere_and_changing_them_is_an_error():
     x = rows().requires_grad_()
     z = x * 1.0
