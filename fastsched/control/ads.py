@@ -11,7 +11,6 @@ import numpy as np
 
 from fastsched.config import SchedulerConfig, require
 from fastsched.control.deck import Deck
-from fastsched.control.prompts import one_part
 from fastsched.control.window import Success
 from fastsched.types import Features, Outcomes, Selection
 
@@ -112,13 +111,13 @@ class AdsSampler:
 
     def notes(self) -> list[str]:
         """What differs from the configuration, for the log."""
-        lines = one_part("scheduler.kind ads", self.members)
-        if self.cfg.ads.reset and self.period == 1:
-            lines.append("scheduler.ads.reset: the data holds fewer than two batches, so every step starts again from the easiest prompts "
-                         "and equal weights; set it to false, or lower train.prompts_per_step")
+        lines = []
         if self.size != self.cfg.ads.size:
             lines.append(f"scheduler.ads.size: {len(self.members)} clusters of {self.members.min()} to {self.members.max()} prompts cannot "
                          f"fill a batch with {self.cfg.ads.size} each; {self.size} are taken")
+        if self.cfg.ads.reset and self.period == 1:
+            lines.append("scheduler.ads.reset: the data holds fewer than two batches, so every step starts again from the easiest prompts "
+                         "and equal weights; set it to false, or lower train.prompts_per_step")
         return lines
 
     def draw(self, count: int, success: Success) -> Selection:

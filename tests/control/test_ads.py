@@ -171,6 +171,7 @@ def test_mini_clusters_grow_where_they_cannot_fill_a_batch(members, prompts, siz
     rows = one.draw(prompts, UNKNOWN).rows
     assert one.size == size and len(set(rows.tolist())) == prompts
     assert bool(one.notes()) == (size != 32) and (size == 32 or f"{size} are taken" in one.notes()[0])
+    assert any("scheduler.ads.reset" in line for line in one.notes()) == (sum(members) < 2 * prompts)
     one.observe(graded(rows, 8), UNKNOWN)
     for k, n in enumerate(m for m in members if m):
         assert len(one.positions[k]) == min(size, n)
