@@ -229,6 +229,10 @@ class Config:
         without_gradient = self.learner.teacher is None and all(c.is_zero(constant) for c in (self.scheduler.entropy, self.scheduler.kl))
         return without_gradient and not self.rollout.correction_divide  # which divides by a mean over the groups in the loss
 
+    def skips_flat(self, entropy_coef: float, kl_coef: float) -> bool:
+        """Whether groups of equal rewards leave this update: resumed from other settings, a coefficient may start away from 0 and stay."""
+        return self.skips_flat_groups and (bool(self.learner.skip_flat_groups) or entropy_coef == kl_coef == 0)
+
 
 def _check_earlier_responses(cfg: Config) -> None:
     """What training on responses of earlier weights needs: their weight comes from the sampler's own log-probabilities."""

@@ -197,7 +197,7 @@ class Learner:
 
     def _micro_batches(self, samples: list[Sample], knobs: Knobs) -> list[MicroBatch]:
         """Packed and weighted by the denominators of the global batch."""
-        cfg, skips_flat = self.cfg.learner, self._skips_flat(knobs)
+        cfg, skips_flat = self.cfg.learner, self.cfg.skips_flat(knobs.entropy_coef, knobs.kl_coef)
         kept = np.array([s.keep.sum() for s in samples], np.int64)
         total_kept, total_responses = self.engine.all_reduce(np.array([kept.sum(), len(samples)], np.float64))
         weights = token_weights(cfg.loss, kept, total_kept, total_responses, self.cfg.rollout.max_new_tokens)
@@ -205,10 +205,6 @@ class Learner:
         if cfg.balance and self.engine.world_size > 1:
             trained = balanced(trained, cfg.share_prompts, self.engine.rank, self.engine.all_gather)
         return self._packed(trained, by_bin=self.cfg.log.snr_bins)
-
-    def _skips_flat(self, knobs: Knobs) -> bool:
-        # Resumed from other settings, a coefficient may start away from 0 and stay there.
-        return self.cfg.skips_flat_groups and (bool(self.cfg.learner.skip_flat_groups) or knobs.entropy_coef == knobs.kl_coef == 0)
 
     def _packed(self, samples: list[Sample], by_bin: bool = False) -> list[MicroBatch]:
         """As many micro-batches as on the rank that has most; those that only even out the number carry no group."""
@@ -286,7 +282,7 @@ class Learner:
 
     def _trained_share(self, samples: list[Sample], knobs: Knobs) -> np.ndarray:
         """As `statistics.trained_share`; without log.snr_bins of all groups alone."""
-        skips_flat, groups = self._skips_flat(knobs), {}
+        skips_flat, groups = self.cfg.skips_flat(knobs.entropy_coef, knobs.kl_coef), {}
         for s in samples:
             groups[s.group] = s.bin, groups.get(s.group, (0, False))[1] or not skips_flat or bool(np.any(s.advantage))
         bins = int(self.bins.max()) + 1 if self.cfg.log.snr_bins else 0
