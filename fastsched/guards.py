@@ -52,12 +52,23 @@ def _short(text: str, width: int = 80) -> str:
 
 
 class Stop:
-    """Interrupts and guards, agreed by all ranks at the end of a step."""
+    """Interrupts and guards, agreed by all ranks at the end of a step.
+
+    A context manager: outside of it Ctrl-C and SIGTERM do what they did before. One that came after the last `check` is delivered then.
+    """
 
     def __init__(self):
         self.code, self.reason, self._signal = DONE, "", 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._interrupt)
+
+    def __enter__(self) -> "Stop":
+        self._former = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        if self._signal and not self.reason and kind is None:
+            signal.raise_signal(self._signal)
 
     def _interrupt(self, number: int, frame) -> None:
         self._signal = number

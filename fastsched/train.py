@@ -1,5 +1,6 @@
 """The loop: prompts -> rollouts -> rewards -> update -> sync -> observe -> log, and what stands around it."""
 
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,25 +35,27 @@ class Progress:
 
 def run_training(cfg: Config, run_dir: Path, log, checkpoint: Path | None) -> int:
     """Train from `checkpoint`, or from the start; returns the exit code."""
-    run = assemble(cfg, run_dir, log)
     try:
-        progress = _start(run, checkpoint)
-        stopped = Stop()
+        with closing(assemble(cfg, run_dir, log)) as run:
+            return _train(run, _start(run, checkpoint))
+    except RuntimeError as error:
+        log.warn(why_stopped(error))
+        return GUARD
+
+
+def _train(run: Run, progress: Progress) -> int:
+    cfg = run.cfg
+    with Stop() as stopped:
         while not progress.complete(cfg) and not stopped.reason:
             _step(run, progress)
             stopped.check(run, progress.flat_in_row)
             if stopped.reason or _due(progress.step, cfg.train.checkpoint_every) or progress.complete(cfg):
                 _save(run, progress)
-        if stopped.reason:
-            log.warn(f"stopped after step {progress.step}: {stopped.reason}; continue with --resume")
-        elif cfg.train.eval_at_ends and not _due(progress.step, cfg.train.eval_every):
-            evaluate(run, progress.step)
-        return stopped.code
-    except RuntimeError as error:
-        log.warn(why_stopped(error))
-        return GUARD
-    finally:
-        run.close()
+    if stopped.reason:
+        run.log.warn(f"stopped after step {progress.step}: {stopped.reason}; continue with --resume")
+    elif cfg.train.eval_at_ends and not _due(progress.step, cfg.train.eval_every):
+        evaluate(run, progress.step)
+    return stopped.code
 
 
 def _start(run: Run, checkpoint: Path | None) -> Progress:

@@ -17,6 +17,10 @@ class EngineError(RuntimeError):
     """A call into a sampler failed: which one, and why. Exit code 3."""
 
 
+class StartError(EngineError):
+    """A sampler could not be started: which key decides about it, and why. Exit code 3."""
+
+
 SAMPLER_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, MemoryError, OSError)
 """What a sampler may raise that becomes an EngineError with the name of the call."""
 
