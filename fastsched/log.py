@@ -232,14 +232,22 @@ class RunLog:
         self._append("log.txt", _stamped(text))
         self._say(text)
 
-    def note_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def note_once(self, text: str, key: str | None = None) -> None:
+        """A note, unless one of the same `key` (by default: the same text) was made before."""
+        if (key or text) not in self._said:
+            self._said.add(key or text)
             self.note(text)
 
     def warn(self, text: str) -> None:
         """A note that stands out."""
         self.note(f"WARNING: {text}")
+
+    def record(self, text: str) -> None:
+        """A line in log.txt, or this rank's own log, that the console does not show."""
+        if self.is_main:
+            self._append("log.txt", _stamped(text))
+        else:
+            self.note(text)
 
     def _say(self, text: str) -> None:
         style = "bold yellow" if text.startswith("WARNING") else ""
