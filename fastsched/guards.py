@@ -15,6 +15,9 @@ from fastsched.types import EngineError, Knobs, Outcomes
 
 LOST = re.compile("closed by peer|reset by peer|Broken pipe|Timed out|timed out|Socket Timeout|remote process exited|NCCL", re.IGNORECASE)
 
+UNSCORED_STEPS = 3
+"""Steps in a row without a single score after which a run stops: a reward that is broken, not one that fails now and then."""
+
 
 class Disagreement(RuntimeError):
     """The ranks did not decide the same step. Exit code 3."""
@@ -74,9 +77,13 @@ class Stop:
         self._signal = number
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait for the step to end
 
-    def check(self, run: Run, steps_without_signal: int) -> None:
+    def check(self, run: Run, steps_without_signal: int, steps_without_reward: int) -> None:
+        """`steps_without_signal` and `steps_without_reward` are those in a row, the same on every rank."""
         if run.learner.engine.all_reduce(np.array([float(self._signal)]), op="max")[0]:
             self.code, self.reason = INTERRUPTED, "interrupted"
+        elif steps_without_reward >= UNSCORED_STEPS:
+            self.code, self.reason = GUARD, (f"no reward: in {steps_without_reward} steps in a row not one response could be scored, so "
+                                             f"nothing was trained (reward.kind {run.cfg.reward.kind}; {run.rewards.failure})")
         elif steps_without_signal >= run.cfg.train.no_signal_limit:
             self.code, self.reason = GUARD, (f"no signal: in {steps_without_signal} steps in a row every group had equal rewards "
                                              "(train.no_signal_limit); the task is too easy, too hard, or the reward is constant")
