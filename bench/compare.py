@@ -33,13 +33,13 @@ def main(arguments: list[str] | None = None) -> int:
     comparison = Comparison("compare", own.preset, arms, own.seeds, own.runs, overrides=tuple(overrides))
     try:
         train_all(comparison)
+        folders = comparison.folders()
+        print(table(folders))
+        page = "compare-windows.html" if own.window else "compare.html"
+        print(write_report([f for arm in folders.values() for f in arm], own.runs / page))
     except ConfigError as error:
         print(f"bench.compare: {error}", file=sys.stderr)
         return BAD_INPUT
-    folders = comparison.folders()
-    print(table(folders))
-    page = "compare-windows.html" if own.window else "compare.html"
-    print(write_report([f for arm in folders.values() for f in arm], own.runs / page))
     return 0
 
 

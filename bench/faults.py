@@ -193,6 +193,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[""], help="faults whose name contains one of these")
     parser.add_argument("--again", action="store_true", help="also what is done at this commit")
     parser.add_argument("--work", type=Path, help="default: runs/faults-COMMIT")
+    parser.add_argument("--out", type=Path, help="folder of the table; default: bench/results once every fault of the full list is done at "
+                                                 "this commit, --work until then")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     own = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
@@ -202,7 +204,8 @@ def main() -> int:
         return 0
     work.mkdir(parents=True, exist_ok=True)
     done = run_all(work, faults(own.steps), own.only, own.again)
-    write_table(work, done)
+    whole = set(faults(list(range(1, STEPS + 1)))) <= {outcome.fault for outcome in done}
+    write_table(work, done, own.out or (RESULTS if whole else work))
     return int(any(outcome.lost != "nothing" for outcome in done))
 
 
@@ -223,7 +226,8 @@ def run_all(work: Path, planned: dict, only: list[str], again: bool) -> list[Out
     return list(done.values())
 
 
-def write_table(work: Path, done: list[Outcome]) -> None:
+def write_table(work: Path, done: list[Outcome], out: Path) -> None:
+    """faults.md and faults.json in `out`."""
     write_environment(work)
     on = json.loads((work / "environment.json").read_text())
     head = {"date": on["started"][:10], "cpu": on["cpu"], "cores": on["cores"], "memory_gb": on["memory_gb"], "git": on["git"]}
@@ -233,9 +237,10 @@ def write_table(work: Path, done: list[Outcome]) -> None:
              "`python -m bench.faults`: tiny-cpu, 12 steps, a checkpoint after each.", "",
              "| fault | what the user saw | what was lost | seconds |", "|---|---|---|---|"]
     lines += [f"| {cell(o.fault)} | {cell(o.saw)} | {cell(o.lost)} | {o.seconds:.0f} |" for o in done]
-    (RESULTS / "faults.md").write_text("\n".join(lines) + "\n")
-    (RESULTS / "faults.json").write_text(json.dumps({**head, "faults": [asdict(o) for o in done]}, indent=1) + "\n")
-    print("\n".join(lines))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "faults.md").write_text("\n".join(lines) + "\n")
+    (out / "faults.json").write_text(json.dumps({**head, "faults": [asdict(o) for o in done]}, indent=1) + "\n")
+    print("\n".join(lines), out / "faults.md", sep="\n\n")
 
 
 if __name__ == "__main__":

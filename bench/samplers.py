@@ -38,7 +38,7 @@ ARMS = {
     "ads": Arm(("--scheduler.kind", "ads"), cluster=True),
     "dots": Arm(("--scheduler.kind", "dots"), cluster=True),
     "window": Arm(("--scheduler.kind", "adaptive")),
-    "learned": Arm(("--scheduler.kind", "learned"), cluster=True),
+    "learned": Arm(("--scheduler.kind", "learned")),
 }
 STEPS = {"tiny-cpu": 480}
 """Steps that the uniform sampler takes within the budget; by default those of the preset. Within 160 no sampler but ADS

@@ -67,11 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         comparison = Comparison(f"temporal-{own.preset}", own.preset, arms, range(own.seeds), own.runs,
                                 fixed_options(own.preset, own.steps or STEPS), tuple(overrides))
         train_all(comparison)
+        runs = {arm: [load_run(folder) for folder in folders] for arm, folders in comparison.folders().items()}
+        print(report(runs, own.preset, own.out / "temporal"))
     except ConfigError as error:
         print(f"bench.temporal: {error}", file=sys.stderr)
         return BAD_INPUT
-    runs = {arm: [load_run(folder) for folder in folders] for arm, folders in comparison.folders().items()}
-    print(report(runs, own.preset, own.out / "temporal"))
     return 0
 
 

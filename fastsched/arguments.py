@@ -37,6 +37,7 @@ def config_parser() -> ArgumentParser:
 
 def parse_config(arguments: Sequence[str]) -> Config:
     """`arguments` are --config FILE and dotted overrides. Raises ConfigError."""
+    _require_yaml(arguments)
     parser, tuples = config_parser(), {k for k, t in _fields(Config).items() if "tuple" in str(t) or get_origin(t) is tuple}
     try:
         parsed = parser.parse_args(_join_tuples(list(arguments), tuples))
@@ -44,6 +45,19 @@ def parse_config(arguments: Sequence[str]) -> Config:
     except ArgumentError as error:
         raise ConfigError(_explain(str(error))) from error
     return Config(**{f.name: getattr(built, f.name) for f in dataclasses.fields(Config)})
+
+
+def _require_yaml(arguments: Sequence[str]) -> None:
+    """ConfigError with file and line for a --config that is no YAML; the parser would not name the file."""
+    split = [part for argument in arguments for part in (argument.split("=", 1) if argument.startswith("--config=") else [argument])]
+    for option, value in zip(split, split[1:], strict=False):
+        if option == "--config" and Path(value).is_file():
+            try:
+                yaml.safe_load(Path(value).read_text())
+            except (yaml.YAMLError, UnicodeDecodeError) as error:
+                where = getattr(error, "problem_mark", None)
+                line = f", line {where.line + 1}, column {where.column + 1}" if where else ""
+                raise ConfigError(f"--config: {value}{line} is no YAML: {getattr(error, 'problem', None) or error}") from error
 
 
 def config_to_yaml(cfg: Config) -> str:

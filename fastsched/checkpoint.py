@@ -218,7 +218,7 @@ def _generators() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": [name, keys.tolist(), position, has_gauss, cached],
         "torch": torch.get_rng_state().numpy().tobytes().hex(),
-        "cuda": [s.numpy().tobytes().hex() for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state().numpy().tobytes().hex()] if torch.cuda.is_available() else [],
     }
 
 
@@ -228,5 +228,6 @@ def _set_generators(saved: dict[str, Any]) -> None:
     np.random.set_state(tuple(saved["numpy"]))
     tensor = lambda text: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
     torch.set_rng_state(tensor(saved["torch"]))
-    if saved["cuda"]:
-        torch.cuda.set_rng_state_all([tensor(s) for s in saved["cuda"]])
+    if saved["cuda"] and torch.cuda.is_available():
+        device = torch.cuda.current_device()  # checkpoints once held a state of every device that the rank saw
+        torch.cuda.set_rng_state(tensor(saved["cuda"][device if device < len(saved["cuda"]) else 0]))

@@ -1,14 +1,17 @@
 """`fastsched train | cluster | eval | report | export | serve-bench | presets`.
 
-Exit codes: 0 done, 2 bad configuration or input, 3 stopped by a guard or a failed part, 130 interrupted after a checkpoint.
+Exit codes: 0 done, 2 bad configuration or input, 3 stopped by a guard or a failed part, 130 interrupted
+(train: after a checkpoint), 143 ended by SIGTERM (eval, export, serve-bench; train: 130).
 """
 
 import argparse
 import os
 import shlex
+import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Sequence
+from typing import Iterator, Sequence
 
 from fastsched.arguments import config_parser, parse_config, preset_names, preset_path
 from fastsched.config import BAD_INPUT, DONE, GUARD, INTERRUPTED, Config, ConfigError, FeaturesMissing
@@ -27,7 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"usage: fastsched {{{','.join(commands)}}} ...  (fastsched COMMAND --help)", file=sys.stderr)
         return DONE if arguments and arguments[0] in ("-h", "--help") else BAD_INPUT
     try:
-        return commands[arguments[0]](arguments[1:])
+        with _cleaning_up(arguments[0] in ("eval", "export", "serve-bench")):
+            return commands[arguments[0]](arguments[1:])
+    except KeyboardInterrupt:
+        print("fastsched: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except ConfigError as error:
         if int(os.environ.get("RANK", 0)) == 0:
             print(f"fastsched: {error}", file=sys.stderr)
@@ -35,6 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EngineError as error:
         print(f"fastsched: {error}", file=sys.stderr)
         return GUARD
+
+
+@contextmanager
+def _cleaning_up(wanted: bool) -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does, through its context managers: models are copied into temporary folders."""
+    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)) if wanted else None
+    try:
+        yield
+    finally:
+        if wanted:
+            signal.signal(signal.SIGTERM, former)
 
 
 def _train(arguments: list[str]) -> int:
@@ -158,11 +176,8 @@ def _serve_bench(arguments: list[str]) -> int:
     own = parser.parse_args(arguments)
     from fastsched.serving import figures_text, serve_bench
 
-    try:
-        result = serve_bench(own.run, batch=own.batch, requests=own.requests, max_new_tokens=own.max_new_tokens, average=own.average,
-                             port=own.port)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    result = serve_bench(own.run, batch=own.batch, requests=own.requests, max_new_tokens=own.max_new_tokens, average=own.average,
+                         port=own.port)
     print(figures_text(result))
     return DONE
 

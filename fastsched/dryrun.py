@@ -2,14 +2,15 @@
 
 import os
 from pathlib import Path
+from typing import Optional
 
 from fastsched.arguments import config_to_yaml
-from fastsched.config import Config, FeaturesMissing, require
+from fastsched.config import Config, FeaturesMissing
 from fastsched.data.datasets import PromptSet
-from fastsched.engines.models import load_tokenizer
-from fastsched.engines.shape import folder_shape, hub_tokenizer
+from fastsched.engines.models import load_config, load_tokenizer, local_folder, require_full_attention, require_positions
+from fastsched.engines.shape import folder_shape, hub_description
 from fastsched.features import feature_lines, feature_user, find_features
-from fastsched.prepare import data_lines, load_data, prepare_model
+from fastsched.prepare import data_lines, load_data, prepare_model, require_packable, require_share
 
 GIB = 2**30
 
@@ -17,20 +18,25 @@ GIB = 2**30
 def dry_run(cfg: Config, run_dir: Path) -> str:
     """Resolved configuration, batch arithmetic, memory estimate, length check of the whole dataset. Raises ConfigError."""
     world = int(os.environ.get("WORLD_SIZE", 0)) or cfg.train.ranks
-    require(cfg.train.prompts_per_step % world == 0,
-            f"train.prompts_per_step: {cfg.train.prompts_per_step} prompts cannot be split over {world} ranks; use a multiple of {world}")
-    parts = [config_to_yaml(cfg), f"run folder: {run_dir}", *_batch(cfg, world), *_data(cfg), *_memory(cfg, world)]
+    require_share(cfg, world)
+    folder = _folder(cfg)
+    if folder:
+        config = load_config(folder, cfg.model)
+        require_positions(config, cfg.longest)
+        require_full_attention(config, cfg.longest)
+    parts = [config_to_yaml(cfg), f"run folder: {run_dir}", *_batch(cfg, world), *_data(cfg, folder), *_memory(cfg, folder, world)]
     return "\n".join(parts)
+
+
+def _folder(cfg: Config) -> Optional[Path]:
+    """The model's folder, of a hub model without its weights; None where the hub cannot be reached."""
+    is_local = cfg.model.name.startswith("builtin:") or local_folder(cfg.model.name)
+    return prepare_model(cfg) if is_local else hub_description(cfg.model.name)
 
 
 def _batch(cfg: Config, world: int) -> list[str]:
     prompts, group, updates = cfg.train.prompts_per_step, cfg.rollout.responses, cfg.learner.updates_per_batch
     longest = cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens - 1
-    item = cfg.data.max_prompt_tokens + group * (cfg.rollout.max_new_tokens - 1) if cfg.learner.share_prompts else longest
-    require(item <= cfg.learner.micro_batch_tokens,
-            f"learner.micro_batch_tokens: {cfg.learner.micro_batch_tokens} is less than the {item} tokens that one packed "
-            f"{'group' if cfg.learner.share_prompts else 'response'} may need; raise it, "
-            "or lower data.max_prompt_tokens or rollout.max_new_tokens")
     per_rank = prompts // world * group
     micro = -(-per_rank * longest // cfg.learner.micro_batch_tokens)
     return [
@@ -48,44 +54,39 @@ def _sampled(cfg: Config) -> str:
     if cfg.scheduler.kind == "speed":
         most = prompts * (group - speed.screen) + speed.candidates * prompts * speed.screen
         return f" trained; screening samples up to {most} in one generation"
+    if cfg.scheduler.kind == "dots":
+        fresh = prompts - int(cfg.scheduler.dots.replay * prompts)
+        return f" trained; {fresh * group} of a step are sampled once the replay buffer gives the rest (scheduler.dots.replay)"
     return f" trained; with scheduler.refills up to {(1 + refills) * prompts * group} are sampled a step" if refills else ""
 
 
-def _data(cfg: Config) -> list[str]:
+def _data(cfg: Config, folder: Optional[Path]) -> list[str]:
     """Every row of the dataset is rendered, tokenised and checked."""
-    tokenizer = _tokenizer(cfg)
-    if tokenizer is None:
+    if folder is None:
+        require_packable(cfg, cfg.data.max_prompt_tokens)
         return [f"data: the tokenizer of {cfg.model.name} cannot be read here (no hub), so prompt lengths are not checked; "
                 "run --dry-run again where it can"]
+    tokenizer = load_tokenizer(folder, cfg.model)
     train_set, heldout = load_data(cfg.data, tokenizer, cfg.train.seed, cfg.train.prompts_per_step)
+    require_packable(cfg, train_set.longest)
     limit = f"      limit {cfg.data.max_prompt_tokens} tokens a prompt: every row fits or was dropped by policy"
-    return [*data_lines(train_set, heldout), limit, *_features(cfg, train_set)]
+    return [*data_lines(train_set, heldout), limit, *_features(cfg, folder, train_set)]
 
 
-def _features(cfg: Config, train_set: PromptSet) -> list[str]:
-    if not (user := feature_user(cfg)):
+def _features(cfg: Config, folder: Path, train_set: PromptSet) -> list[str]:
+    if not feature_user(cfg):
         return []
-    if not _is_local(cfg):
-        return [f"features: {user} needs `fastsched cluster` first"]
     try:
-        return feature_lines(find_features(cfg, prepare_model(cfg), train_set))
+        return feature_lines(find_features(cfg, folder, train_set))
     except FeaturesMissing as error:
         return [f"features: {error}; run `fastsched cluster` with the same configuration first"]
 
 
-def _is_local(cfg: Config) -> bool:
-    return cfg.model.name.startswith("builtin:") or Path(cfg.model.name).is_dir()
-
-
-def _tokenizer(cfg: Config):
-    return load_tokenizer(prepare_model(cfg), cfg.model) if _is_local(cfg) else hub_tokenizer(cfg.model)
-
-
-def _memory(cfg: Config, world: int) -> list[str]:
+def _memory(cfg: Config, folder: Optional[Path], world: int) -> list[str]:
     """Per rank: ZeRO states, reference, head, activations, sampler. An estimate, good to some 20 %."""
-    shape = folder_shape(prepare_model(cfg), cfg.model.trust_remote_code) if _is_local(cfg) else cfg.model.shape
+    shape = folder_shape(folder, cfg.model) if folder else cfg.model.shape
     if shape is None:
-        return [f"memory: unknown, since {cfg.model.name} is no local folder and model.shape is not given"]
+        return [f"memory: unknown, since the config.json of {cfg.model.name} cannot be read here (no hub) and model.shape is not given"]
     width = 2 if cfg.model.dtype == "bfloat16" else 4
     stage, n = cfg.learner.zero_stage, shape.parameters
     share = lambda from_stage: world if stage >= from_stage else 1

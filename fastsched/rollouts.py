@@ -203,7 +203,7 @@ def score_each(run: Run, prompts: Sequence[Prompt], responses: Sequence[Response
     items = [RewardItem(text, p.text, p.answer, p.meta) for text, p in zip(texts, prompts, strict=True)]
     result = run.rewards.score(items)
     for kind, message in result.messages.items():
-        run.log.note_once(f"WARNING: reward failed ({kind}), its response is left out: {message}")
+        run.log.note_once(f"WARNING: reward failed ({kind}), its response is left out: {message}", key=f"reward failed ({kind})")
     return np.asarray(result.rewards, np.float64), texts, dict(result.errors)
 
 

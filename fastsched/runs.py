@@ -49,9 +49,10 @@ class Run:
 
     @property
     def bin_names(self) -> list[str]:
-        """Names of the bins as the evaluation calls them, else bin 0, bin 1, ..."""
+        """Names of the bins as the evaluation calls them, where both have the same (`data.difficulty` column), else bin 0, bin 1, ..."""
         count = bin_count(self.metrics.columns)
-        named = list(self.evals[0]["accuracy"]) if self.evals else []
+        same = self.config.get("data.difficulty", "column") == "column"
+        named = list(self.evals[0]["accuracy"]) if self.evals and same else []
         return named if len(named) == count else [f"bin {b}" for b in range(count)]
 
 

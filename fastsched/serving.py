@@ -14,7 +14,7 @@ import numpy as np
 
 from fastsched.arguments import parse_config
 from fastsched.checkpoint import step_of
-from fastsched.commands import checkpoint_for, export_run
+from fastsched.commands import checkpoint_for, export_checkpoint
 from fastsched.config import Config, ConfigError, require
 from fastsched.engines.models import load_tokenizer, stop_token_ids
 from fastsched.engines.server_process import ServerError, ServerProcess, engine_options
@@ -52,8 +52,9 @@ def serve_bench(run_dir: Path, *, batch: int, requests: int, max_new_tokens: int
     ConfigError: no checkpoint, a port that is taken, a server that dies or is not ready in `START_S`. ServerError: a request that
     fails or takes longer than `REQUEST_S`. The server's output is in RUN/serve_bench.log. It ends with this function, and with us.
     """
+    checkpoint = checkpoint_for(run_dir, "serve-bench", best=False)
     with tempfile.TemporaryDirectory() as folder:
-        model = export_run(run_dir, Path(folder) / "model", average=average)
+        model = export_checkpoint(run_dir, checkpoint, Path(folder) / "model", average=average)
         cfg = parse_config(["--config", str(run_dir / "config.yaml")])
         load = Load(batch, requests, max_new_tokens or cfg.rollout.max_new_tokens, cfg.rollout.temperature,
                     stop_token_ids(model, cfg.model.trust_remote_code))
@@ -67,8 +68,7 @@ def serve_bench(run_dir: Path, *, batch: int, requests: int, max_new_tokens: int
             ready = server.wait_ready(START_S)
             print(f"server {server.url} ready after {ready:.0f} s; {load.requests} requests, {load.batch} at a time", flush=True)
             answers, seconds = put_under_load(server.url, str(model), prompts, load)
-    step = step_of(checkpoint_for(run_dir, "serve-bench", best=False))
-    result = {"step": step, "average": average, "model": cfg.model.name, "dtype": options[1],
+    result = {"step": step_of(checkpoint), "average": average, "model": cfg.model.name, "dtype": options[1],
               "cores": len(os.sched_getaffinity(0)), "server_start_s": ready, **_figures(load, answers, seconds)}
     replace_text(run_dir / "serve_bench.json", json.dumps(result, indent=2) + "\n")
     return result

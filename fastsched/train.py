@@ -1,5 +1,6 @@
 """The loop: prompts -> rollouts -> rewards -> update -> sync -> observe -> log, and what stands around it."""
 
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from fastsched.checkpoint import agree_on, load_arrays, restore, save_checkpoint
 from fastsched.config import GUARD, Config
 from fastsched.evaluate import evaluate
 from fastsched.guards import Stop, require_agreement, why_stopped
-from fastsched.log import write_config, write_environment
+from fastsched.log import record_start
 from fastsched.rollouts import Rollouts, ahead_state, restore_ahead, sample_rows, sync
 from fastsched.types import Knobs, Stats
 
@@ -26,6 +27,7 @@ class Progress:
     prompts_total: int = 0
     responses_total: int = 0
     flat_in_row: int = 0
+    unscored_in_row: int = 0
     accuracy: float | None = None  # held out, when this step was evaluated
 
     def complete(self, cfg: Config) -> bool:
@@ -34,25 +36,27 @@ class Progress:
 
 def run_training(cfg: Config, run_dir: Path, log, checkpoint: Path | None) -> int:
     """Train from `checkpoint`, or from the start; returns the exit code."""
-    run = assemble(cfg, run_dir, log)
     try:
-        progress = _start(run, checkpoint)
-        stopped = Stop()
-        while not progress.complete(cfg) and not stopped.reason:
-            _step(run, progress)
-            stopped.check(run, progress.flat_in_row)
-            if stopped.reason or _due(progress.step, cfg.train.checkpoint_every) or progress.complete(cfg):
-                _save(run, progress)
-        if stopped.reason:
-            log.warn(f"stopped after step {progress.step}: {stopped.reason}; continue with --resume")
-        elif cfg.train.eval_at_ends and not _due(progress.step, cfg.train.eval_every):
-            evaluate(run, progress.step)
-        return stopped.code
+        with closing(assemble(cfg, run_dir, log)) as run:
+            return _train(run, _start(run, checkpoint))
     except RuntimeError as error:
         log.warn(why_stopped(error))
         return GUARD
-    finally:
-        run.close()
+
+
+def _train(run: Run, progress: Progress) -> int:
+    cfg = run.cfg
+    with Stop() as stopped:
+        while not progress.complete(cfg) and not stopped.reason:
+            _step(run, progress)
+            stopped.check(run, progress.flat_in_row, progress.unscored_in_row)
+            if stopped.reason or _due(progress.step, cfg.train.checkpoint_every) or progress.complete(cfg):
+                _save(run, progress)
+    if stopped.reason:
+        run.log.warn(f"stopped after step {progress.step}: {stopped.reason}; continue with --resume")
+    elif cfg.train.eval_at_ends and not _due(progress.step, cfg.train.eval_every):
+        evaluate(run, progress.step)
+    return stopped.code
 
 
 def _start(run: Run, checkpoint: Path | None) -> Progress:
@@ -68,9 +72,8 @@ def _start(run: Run, checkpoint: Path | None) -> Progress:
                      f"next is step {progress.step + 1}")
         if ranks != run.learner.engine.world_size:
             run.log.note(f"written by {ranks} ranks, resumed by {run.learner.engine.world_size}: equal up to rounding from here on")
-    elif run.learner.engine.rank == 0:
-        write_config(run.run_dir, config_to_yaml(run.cfg))
-        write_environment(run.run_dir)
+    if run.learner.engine.rank == 0:
+        record_start(run.run_dir, config_to_yaml(run.cfg), progress.step if checkpoint else None)
     sync(run, progress.step, run.heldout.prompt(0).token_ids if len(run.heldout) else run.train_set.prompt(0).token_ids)
     if not checkpoint and run.cfg.train.eval_at_ends:
         with run.log.phase("evaluation"):
@@ -100,6 +103,7 @@ def _step(run: Run, progress: Progress) -> None:
     progress.responses_total += int(rolled.outcomes.sampled.sum())
     signal_free = stats.flat_groups == 1.0 and knobs.entropy_coef == 0 and knobs.kl_coef == 0 and not cfg.learner.teacher
     progress.flat_in_row = progress.flat_in_row + 1 if signal_free else 0
+    progress.unscored_in_row = 0 if np.isfinite(rolled.outcomes.rewards).any() else progress.unscored_in_row + 1
     log.step(_row(run, progress, knobs, stats, rolled) | rolled.columns())
     log.deciles(step, stats.deciles)
     log.samples(step, sample_rows(rolled.prompts, rolled.responses, rolled.rewards, rolled.texts))

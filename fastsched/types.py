@@ -17,6 +17,10 @@ class EngineError(RuntimeError):
     """A call into a sampler failed: which one, and why. Exit code 3."""
 
 
+class StartError(EngineError):
+    """A sampler could not be started: which key decides about it, and why. Exit code 3."""
+
+
 SAMPLER_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, MemoryError, OSError)
 """What a sampler may raise that becomes an EngineError with the name of the call."""
 
@@ -179,6 +183,13 @@ class MicroBatch:
     kl_scale: Optional[np.ndarray] = None  # [R] float32, factor of the KL coefficient; None: 1
     bin: int = -1  # difficulty bin of all its groups, where micro-batches are split by bin
     whole: bool = True  # it holds every trained response of its groups
+
+
+class StepResult(NamedTuple):
+    """One optimizer step."""
+
+    grad_norm: float  # before clipping; NaN when the update was skipped
+    applied: bool
 
 
 class Head(NamedTuple):

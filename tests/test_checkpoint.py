@@ -12,6 +12,7 @@ import torch
 from command_line import ROOT, environment
 from one_array import OneArray
 
+from fastsched import checkpoint
 from fastsched.checkpoint import CheckpointError, agree_on, best_checkpoint, checkpoints, damage, newest_intact, restore, save_checkpoint
 from fastsched.config import ConfigError, TrainConfig
 
@@ -153,6 +154,20 @@ def test_f8_every_generator_resumes(run_dir):
     straight = random.random(), np.random.rand(), float(torch.rand(()))
     restore(folder, OneArray())
     assert (random.random(), np.random.rand(), float(torch.rand(()))) == straight
+
+
+@pytest.mark.parametrize("saved, current, taken", [(["00", "01", "02"], 1, 1), (["00", "01"], 3, 0), (["05"], 3, 5)])
+def test_only_this_devices_generator_is_saved_and_set(monkeypatch, saved, current, taken):
+    """The fault: a run resumed with fewer GPUs than wrote the checkpoint. The devices are faked."""
+    done = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.tensor([7], dtype=torch.uint8))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: done.append(state.tolist()))
+    now = checkpoint._generators()
+    assert now["cuda"] == ["07"]
+    checkpoint._set_generators({**now, "cuda": saved})
+    assert done == [[taken]]
 
 
 def test_ranks_agree_before_any_of_them_loads(run_dir):

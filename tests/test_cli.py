@@ -124,6 +124,8 @@ def test_dry_run_says_where_more_is_sampled_than_trained(capsys, random_model):
             "--train.prompts_per_step", "8", "--rollout.responses", "8", "--learner.kl", "none"]
     assert main(base) == 0 and "sampled" not in capsys.readouterr().out.split("\nbatch:")[1]
     assert main([*base, "--scheduler.refills", "2"]) == 0 and "up to 192 are sampled a step" in capsys.readouterr().out
+    assert main([*base, "--scheduler.kind", "dots", "--scheduler.dots.replay", "0.25"]) == 0
+    assert "48 of a step are sampled once the replay buffer gives the rest" in capsys.readouterr().out
     assert main([*base, "--scheduler.kind", "speed"]) == 0 and "screening samples up to 160 in one generation" in capsys.readouterr().out
 
 

@@ -50,12 +50,25 @@ def test_a_loss_is_exit_code_1_and_what_is_done_is_not_done_again(runs, monkeypa
     assert len(faults.run_all(runs, planned, [""], again=False)) == 2 and calls == ["fine", "bad"]
     faults.run_all(runs, planned, ["bad"], again=True)
     assert calls == ["fine", "bad", "bad"]
-    monkeypatch.setattr(faults, "RESULTS", runs)
-    faults.write_table(runs, done)
-    assert "| bad | ok | a step |" in (runs / "faults.md").read_text()
-    monkeypatch.setattr(faults, "faults", lambda steps: planned)
-    monkeypatch.setattr("sys.argv", ["faults", "--work", str(runs)])
-    assert faults.main() == 1
+    faults.write_table(runs, done, runs / "table")
+    assert "| bad | ok | a step |" in (runs / "table/faults.md").read_text()
+
+
+def test_part_of_the_faults_leaves_the_committed_table_alone(runs, monkeypatch):
+    """The fault: `--only` wrote a table of one row over the one of all."""
+    planned = {"fine": lambda work: ("ok", "nothing"), "bad": lambda work: ("ok", "a step")}
+    results, work = runs / "results", runs / "work"
+    monkeypatch.setattr(faults, "RESULTS", results)
+    monkeypatch.setattr(faults, "faults", lambda steps: {f"{name} in {len(steps)}": run for name, run in planned.items()})
+
+    def main(*arguments):
+        monkeypatch.setattr("sys.argv", ["faults", "--work", str(work), *arguments])
+        return faults.main()
+
+    assert main("--only", "fine") == 0 and (work / "faults.md").exists() and not results.exists()
+    assert main("--steps", "1", "2") == 1 and not results.exists()
+    assert main("--only", "fine", "--out", str(runs / "other")) == 1 and "| fine in 12 |" in (runs / "other/faults.md").read_text()
+    assert main() == 1 and "| bad in 12 | ok | a step |" in (results / "faults.md").read_text()
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_evaluation_needs_counts_of_the_same_bins(tmp_path):
             log.evaluation(5, {"a": 0.5}, {"b": 3})
         log.evaluation(6, {"a": np.float64(0.5), "b": float("nan")}, {"a": np.int64(3), "b": 0})
     (written,) = read_jsonl(tmp_path / "evals.jsonl")
-    assert written == {"step": 6, "accuracy": {"a": 0.5, "b": None}, "n": {"a": 3, "b": 0}}
+    assert written == {"step": 6, "accuracy": {"a": 0.5, "b": None}, "n": {"a": 3, "b": 0}, "failed": 0}
 
 
 def test_other_ranks_write_no_tables(tmp_path, capsys):

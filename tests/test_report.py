@@ -3,7 +3,7 @@ import re
 
 import numpy as np
 import pytest
-from synthetic_run import metrics_row, quiet, write_run
+from synthetic_run import BINS, metrics_row, quiet, write_run
 
 from fastsched.config import ConfigError, LogConfig
 from fastsched.log import COLUMNS, RunLog
@@ -126,3 +126,12 @@ def test_broken_evaluation_line_is_named(tmp_path):
 
 def test_accuracy_over_bins_is_weighted_and_skips_empty_bins():
     assert mean_accuracy({"accuracy": {"a": 1.0, "b": 0.0, "c": math.nan}, "n": {"a": 3, "b": 1, "c": 0}}) == 0.75
+
+
+@pytest.mark.parametrize("difficulty, names", [(None, BINS), ("column", BINS), ("nll", None), ("cluster", None)])
+def test_bins_have_the_names_of_the_evaluation_only_where_they_are_the_same_bins(tmp_path, difficulty, names):
+    """Four clusters are not four digit counts, which the evaluation goes by; the fault was that equal numbers were enough."""
+    run = load_run(write_run(tmp_path / "run", steps=2))
+    if difficulty:
+        run.config["data.difficulty"] = difficulty
+    assert run.bin_names == list(names or [f"bin {b}" for b in range(4)])

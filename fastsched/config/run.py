@@ -185,6 +185,11 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, prompt and response."""
+        return self.data.max_prompt_tokens + self.rollout.max_new_tokens
+
     def __post_init__(self):
         require(not (self.rollout.ahead and self.scheduler.kind in ("speed", "dots", "ads")),
                 f"rollout.ahead: scheduler.kind {self.scheduler.kind} composes its batches from what the step before brought; set it to 0")

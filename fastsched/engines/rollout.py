@@ -143,11 +143,3 @@ def require_sync(engine: RolloutEngine, check: SyncCheck, tolerance: float, lear
     raise SyncError(f"sampler (weight version {engine.weight_version}) and learner (version {learner_version}) "
                     "disagree on the re-scored prompt: |difference of logp| "
                     f"mean {check.mean:.3g}, max {check.max:.3g}, tolerance {tolerance:.3g}; {where}")
-
-
-def check_sync(engine: RolloutEngine, token_ids: Sequence[int], learner_logp: np.ndarray, tolerance: float,
-               learner_version: int, learner_fingerprints: Callable[[], Mapping[str, float]]) -> SyncCheck:
-    """`measure_sync` and `require_sync` on one rank."""
-    check = measure_sync(engine, token_ids, learner_logp)
-    require_sync(engine, check, tolerance, learner_version, learner_fingerprints)
-    return check

@@ -10,7 +10,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Iterable, Iterator, Optional, Sequence
+from typing import Iterable, Iterator, Mapping, Optional, Sequence
 
 import httpx
 import numpy as np
@@ -210,16 +210,26 @@ def _joined(cfg: RolloutConfig, rank: int, world: int) -> list[Server]:
     return servers
 
 
+def own_device(environment: Mapping[str, str]) -> dict[str, str]:
+    """What shows the servers of a rank that rank's GPU only: they know no LOCAL_RANK, and all would take the first one."""
+    place = int(environment.get("LOCAL_RANK", "0"))
+    visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    require(not visible or place < len(visible),
+            f"LOCAL_RANK {place}: CUDA_VISIBLE_DEVICES lists {len(visible)} devices; start as many ranks as devices, or show more of them")
+    return {"CUDA_VISIBLE_DEVICES": visible[place] if visible else str(place)}
+
+
 def _started(model_path: str | Path, cfg: RolloutConfig, options: list[str], rank: int, world: int, log_dir: Path | None) -> list[Server]:
     """`cfg.replicas` servers for this rank, ready; cores are shared out among those of all ranks."""
     folder = log_dir or Path(tempfile.mkdtemp(prefix="fastsched-servers-"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
     threads = int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, len(os.sched_getaffinity(0)) // (cfg.replicas * local))
+    device = own_device(os.environ) if torch.cuda.is_available() else {}
     processes: list[ServerProcess] = []
     try:
         for k in range(cfg.replicas):
             log = folder / f"server-{rank * cfg.replicas + k}.log"
-            processes.append(ServerProcess(Path(model_path), ["--rollout", *options], log, threads=threads))
+            processes.append(ServerProcess(Path(model_path), ["--rollout", *options], log, threads=threads, environment=device))
         for process in processes:
             process.wait_ready(cfg.start_timeout_s)
     except BaseException:

@@ -13,12 +13,12 @@ def load_teacher(path: Path, policy_path: Path, policy: nn.Module, cfg: ModelCon
 
     Raises ConfigError naming learner.teacher.
     """
-    own, other = (load_tokenizer(p, cfg) for p in (policy_path, path))
+    own, other = load_tokenizer(policy_path, cfg), load_tokenizer(path, cfg, "learner.teacher")
     if own.get_vocab() != other.get_vocab():
         differ = sorted(set(own.get_vocab().items()) ^ set(other.get_vocab().items()))
         raise ConfigError(f"learner.teacher: its tokenizer is not the policy's ({len(differ)} entries differ, the first is {differ[0]}); "
                           "token-level distillation needs the same token ids")
-    teacher = load_policy(path, cfg)
+    teacher = load_policy(path, cfg, "learner.teacher")
     ours, theirs = backbone_and_head(policy), backbone_and_head(teacher)
     require(len(ours.weight) == len(theirs.weight),
             f"learner.teacher: its head has {len(theirs.weight)} rows, the policy's {len(ours.weight)}; resize the padded vocabulary")

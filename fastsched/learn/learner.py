@@ -20,12 +20,7 @@ from fastsched.learn.credit import Credit, needs_entropy, token_credit
 from fastsched.learn.objective import Objective, Tokens
 from fastsched.learn.packing import Sample, dummy, pack, split_by_bin, token_weights
 from fastsched.learn.positions import TokenPositions, count_positions
-from fastsched.types import Head, Knobs, MicroBatch, Response, Stats
-
-
-class StepResult(NamedTuple):
-    grad_norm: float  # before clipping; NaN when the update was skipped
-    applied: bool
+from fastsched.types import Head, Knobs, MicroBatch, Response, Stats, StepResult
 
 
 class LearnerEngine(Protocol):

@@ -1,8 +1,9 @@
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 from synthetic_run import write_run
 
-from bench import compare
+from bench import compare, temporal
 from fastsched.plots import COLOURS, PLOTS
 from fastsched.runs import arms_of, load_run
 
@@ -45,3 +46,11 @@ def test_without_windows_the_arms_are_adaptive_and_fixed(monkeypatch, tmp_path):
     assert names == ["compare-adaptive-seed-2", "compare-fixed-seed-2"]
     fixed = asked[0].config("fixed", 2).scheduler
     assert (fixed.kind, fixed.coefficients, asked[0].config("adaptive", 2).scheduler.kind) == ("fixed", "constant", "adaptive")
+
+
+@pytest.mark.parametrize("bench", [compare, temporal])
+def test_a_run_that_ended_before_its_first_step_is_one_line(monkeypatch, tmp_path, capsys, bench):
+    """A guard may stop a run before it has a row."""
+    monkeypatch.setattr(bench, "train_all", lambda comparison: None)
+    assert bench.main(["--runs", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"{bench.__name__}: {tmp_path}")

@@ -25,6 +25,7 @@ from bench.samplers import (
 )
 from fastsched.arguments import parse_config, preset_path
 from fastsched.config import ConfigError
+from fastsched.features import feature_user
 from fastsched.runs import Run
 
 BUDGET = Budget(1000)
@@ -144,3 +145,10 @@ def test_the_command_trains_the_chosen_arms_and_reports_them(monkeypatch, tmp_pa
     assert (cfg.learner.lr, cfg.train.seed, cfg.train.rollout_budget) == (5e-4, 1, 50 * 256)
     assert comparison.folder("window", 1) == tmp_path / "runs/samplers-tiny-cpu-window-seed-1"
     assert "12,800 responses a run" in capsys.readouterr().out and (tmp_path / "out/samplers-tiny-cpu.md").exists()
+
+
+def test_prompts_are_clustered_for_the_arms_that_need_it_and_for_no_other():
+    for arm, its in ARMS.items():
+        cfg = parse_config(["--config", str(preset_path("tiny-cpu")), "--train.prompts_per_step", "16", "--scheduler.ads.size", "1",
+                            "--scheduler.ads.clusters", "16", *its.options])
+        assert (feature_user(cfg) is not None) == its.cluster, arm

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from rollout_worker import STOP, WORKER, batch, learner_logp, open_engine, packed, process_state, prompt, shaken
+from rollout_worker import STOP, WORKER, batch, learner_logp, open_engine, packed, process_state, prompt, shaken, synced
 from transformers import AutoModelForCausalLM
 
 from fastsched.config import ConfigError
-from fastsched.engines.rollout import RolloutEngine, check_sync
+from fastsched.engines.rollout import RolloutEngine
 from fastsched.engines.tiny import random_tiny
 from fastsched.engines.weights import SyncError, first_difference, layer_fingerprints, layer_group
 from fastsched.types import Sampling
@@ -155,7 +155,7 @@ def test_fifty_weight_syncs(setup):
                 parameter.add_(0.004 * torch.randn(parameter.shape, generator=generator))
         setup.engine.load_weights(model.named_parameters(), version)
         logp = learner_logp(model, ids)
-        worst = max(worst, check_sync(setup.engine, ids, logp, 1e-4, version, dict).max)
+        worst = max(worst, synced(setup.engine, ids, logp, 1e-4, version, dict).max)
         drift = np.abs(logp - start).max()
     print(f"{setup.kind}, {'tied' if setup.tied else 'untied'}: 50 syncs, largest |difference of logp| {worst:.1e}")
     assert worst <= 1e-4 and drift > 0.1 and setup.engine.weight_version == 50
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused_by_name(setup):
 def test_the_longest_sequence_that_fits_runs(setup):
     response, = setup.engine.generate([prompt(8, 191)], Sampling(1, 1), [1])
     ids = response.prompt_ids + response.token_ids
-    assert len(ids) == 192 and check_sync(setup.engine, ids, learner_logp(setup.model, ids), 1e-4, 0, dict).max <= 1e-4
+    assert len(ids) == 192 and synced(setup.engine, ids, learner_logp(setup.model, ids), 1e-4, 0, dict).max <= 1e-4
 
 
 def test_weights_may_be_freed_once_the_next_is_asked_for(setup):
@@ -195,7 +195,7 @@ def test_weights_may_be_freed_once_the_next_is_asked_for(setup):
 
     setup.engine.load_weights(gathered(), 1)
     ids = prompt(0, 30).token_ids
-    assert check_sync(setup.engine, ids, learner_logp(setup.model, ids), 1e-4, 1, dict).max <= 1e-4
+    assert synced(setup.engine, ids, learner_logp(setup.model, ids), 1e-4, 1, dict).max <= 1e-4
 
 
 @pytest.mark.parametrize("name, group", [
@@ -218,8 +218,8 @@ def test_a_sync_that_went_wrong_names_the_layer(setup, name, group):
     setup.engine.load_weights(wrong.items(), 8)
     ids = prompt(0, 30).token_ids
     with pytest.raises(SyncError, match=rf"version 8\).*\(version 8\).*mean .*max .*differing layer group: {group}$"):
-        check_sync(setup.engine, ids, learner_logp(setup.model, ids), 1e-4, 8,
-                   lambda: layer_fingerprints(weights.items(), torch.float32))
+        synced(setup.engine, ids, learner_logp(setup.model, ids), 1e-4, 8,
+               lambda: layer_fingerprints(weights.items(), torch.float32))
 
 
 def test_equal_weights_have_equal_fingerprints_and_stale_versions_are_refused(setup):
@@ -228,9 +228,9 @@ def test_equal_weights_have_equal_fingerprints_and_stale_versions_are_refused(se
     assert len(prints) == 2 * setup.model.config.num_hidden_layers + 3 and min(prints.values()) > 0
     ids = prompt(0, 30).token_ids
     with pytest.raises(SyncError, match=r"weight version 0\) and learner \(version 1\).*every layer group agree"):
-        check_sync(setup.engine, ids, learner_logp(setup.model, ids), 1e-4, 1, lambda: prints)
+        synced(setup.engine, ids, learner_logp(setup.model, ids), 1e-4, 1, lambda: prints)
     with pytest.raises(SyncError, match="mean nan"):
-        check_sync(setup.engine, ids, np.full(29, np.nan), 1e-4, 0, lambda: prints)
+        synced(setup.engine, ids, np.full(29, np.nan), 1e-4, 0, lambda: prints)
 
 
 def test_without_the_tied_head_repair_the_check_fails_and_names_lm_head(setup, monkeypatch):
@@ -242,8 +242,8 @@ def test_without_the_tied_head_repair_the_check_fails_and_names_lm_head(setup, m
     setup.engine.load_weights(model.named_parameters(), 2)
     ids = prompt(0, 30).token_ids
     with pytest.raises(SyncError, match="first differing layer group: lm_head$"):
-        check_sync(setup.engine, ids, learner_logp(model, ids), 1e-4, 2,
-                   lambda: layer_fingerprints(model.named_parameters(), torch.float32))
+        synced(setup.engine, ids, learner_logp(model, ids), 1e-4, 2,
+               lambda: layer_fingerprints(model.named_parameters(), torch.float32))
 
 
 def test_construction_and_sampling_leave_the_process_as_it_was(setup):
@@ -304,5 +304,5 @@ def test_bfloat16_sampler_beside_a_float32_learner(opened):
     engine.load_weights(opened.model.named_parameters(), 1)
     prints = layer_fingerprints(opened.model.named_parameters(), torch.bfloat16)
     assert first_difference(prints, engine.layer_fingerprints(), torch.bfloat16) is None
-    assert 1e-5 < check_sync(engine, ids, learner_logp(opened.model, ids), 0.2, 1, lambda: prints).mean
+    assert 1e-5 < synced(engine, ids, learner_logp(opened.model, ids), 0.2, 1, lambda: prints).mean
     engine.close()

@@ -194,3 +194,37 @@ def test_engine_options_carry_every_setting():
     assert expected.items() <= pairs.items()
     if not torch.cuda.is_available():
         assert pairs["--kv-cache-memory-bytes"] == str(2**28)
+
+
+@pytest.mark.parametrize("rank, visible, own", [("1", "4,5,6", "5"), ("0", " 3 , 4", "3"), ("2", None, "2"), (None, None, "0"),
+                                                ("1", "GPU-a,MIG-b", "MIG-b")])
+def test_the_servers_of_a_rank_see_its_device_only(rank, visible, own):
+    """The fault: without LOCAL_RANK, which servers are not given, all of them took the first GPU."""
+    environment = {name: value for name, value in (("LOCAL_RANK", rank), ("CUDA_VISIBLE_DEVICES", visible)) if value is not None}
+    assert server_engine.own_device(environment) == {"CUDA_VISIBLE_DEVICES": own}
+
+
+def test_a_rank_without_a_device_is_refused():
+    with pytest.raises(ConfigError, match="LOCAL_RANK 2: CUDA_VISIBLE_DEVICES lists 2 devices"):
+        server_engine.own_device({"LOCAL_RANK": "2", "CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_the_device_is_handed_on_where_there_is_one(monkeypatch, tmp_path, cuda):
+    handed = []
+
+    class Process:
+        url = "http://127.0.0.1:1"
+
+        def __init__(self, *_, environment, **__):
+            handed.append(environment)
+
+        def wait_ready(self, timeout_s):
+            pass
+
+    monkeypatch.setattr(server_engine, "ServerProcess", Process)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    server_engine._started(tmp_path, RolloutConfig(engine="vllm_server", replicas=2), [], 1, 2, tmp_path)
+    assert handed == [{"CUDA_VISIBLE_DEVICES": "7"} if cuda else {}] * 2
