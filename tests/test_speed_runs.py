@@ -1,4 +1,4 @@
-"""SPEED through the command line: a run killed while groups wait, and two ranks that hold the same groups."""
+"""Samplers that keep groups, through the command line: a run killed while groups wait, and two ranks that hold the same groups."""
 
 import signal
 import subprocess
@@ -8,12 +8,14 @@ import pytest
 from command_line import ROOT, environment
 from test_training import rows, wait_for_row
 
+TWO = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29747", "-m", "fastsched.cli")
 
-def options(model, run_dir):
-    return ["train", "--preset", "tiny-cpu", "--run_dir", str(run_dir), "--model.name", str(model), "--rollout.engine", "transformers",
+
+def options(model, run_dir, kind=("speed", "--scheduler.speed.screen", "2")):
+    return ["train", "--run_dir", str(run_dir), "--preset", "tiny-cpu", "--model.name", str(model), "--rollout.engine", "transformers",
             "--data.size", "400", "--data.eval_per_bin", "4", "--train.eval_at_ends", "false", "--train.prompts_per_step", "8",
             "--rollout.responses", "6", "--train.steps", "5", "--train.checkpoint_every", "2", "--log.plots", "false",
-            "--reward.kind", "third:score", "--scheduler.kind", "speed", "--scheduler.speed.screen", "2"]
+            "--reward.kind", "third:score", "--scheduler.kind", *kind]
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +66,24 @@ def test_every_column_counts_what_was_sampled(straight):
 def test_two_ranks_hold_the_same_groups(straight, random_model):
     """The same prompts, rewards and gradients as on one rank, to fp32 tolerance: candidates and continuations are spread over both."""
     folder, reference = straight
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29747", "-m", "fastsched.cli")
-    run_command(folder, *options(random_model, folder / "two"), launcher=launcher, OMP_NUM_THREADS="1")
-    for a, b in zip(rows(reference), rows(folder / "two"), strict=True):
+    run_command(folder, *options(random_model, folder / "two"), launcher=TWO, OMP_NUM_THREADS="1")
+    assert_same(rows(reference), rows(folder / "two"))
+
+
+@pytest.mark.slow
+def test_two_ranks_replay_the_same_groups(straight, random_model):
+    """DOTS: candidates by the embeddings of `fastsched cluster`, half of each batch from the replay buffer."""
+    folder, dots = straight[0], ("dots", "--features.clusters", "4", "--features.dims", "8")
+    run_command(folder, "cluster", *options(random_model, "", dots)[3:])
+    run_command(folder, *options(random_model, folder / "dots", dots))
+    run_command(folder, *options(random_model, folder / "dots-two", dots), launcher=TWO, OMP_NUM_THREADS="1")
+    one = rows(folder / "dots")
+    assert_same(one, rows(folder / "dots-two"))
+    assert int(one[-1]["trained_groups"]) == 8 and int(one[-1]["prompts_total"]) < 5 * 8 and float(one[-1]["stale"]) > 0
+
+
+def assert_same(some, others):
+    for a, b in zip(some, others, strict=True):
         for name in ("tokens_total", "prompts_total", "trained_groups", "buffered_groups", "w_0"):
             assert a[name] == b[name], (name, a["step"])
         for name in ("reward_mean", "entropy", "kl", "grad_norm", "drift", "response_len_mean"):
