@@ -31,12 +31,12 @@ class SkippingSampler(PromptSampler):
     def draw(self, count: int, success: Success) -> Selection:
         rows, offered = np.zeros(0, np.int64), 0
         while len(rows) < count and offered < min(len(self.bins), CANDIDATES * count):
-            found = self.deck.draw(np.array([count - len(rows)]))
+            found = self.in_order(count - len(rows), rows)
             offered += len(found)
-            found = np.setdiff1d(found, rows)
+            found = np.sort(found)
             rows = np.concatenate([rows, found[self.rng.random(len(found)) < self.keep_probability(found)]])
         if len(rows) < count:
-            rest = np.setdiff1d(np.arange(len(self.bins)), rows)
+            rest = np.setdiff1d(np.arange(len(self.bins)), self.avoided(count - len(rows), rows))
             rows = np.concatenate([rows, self.rng.permutation(rest)[:count - len(rows)]])
         return self.selection(rows)
 

@@ -10,16 +10,6 @@ from fastsched.control.window import Success
 from fastsched.types import Features, Outcomes, Selection
 
 
-def random_rows(rows: np.ndarray, size: int, taken: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """[size, or what is left] int64, distinct ones of `rows` ([M], distinct) in random order, none of `taken`."""
-    if len(rows) <= 4 * (size + len(taken)):
-        return rng.permutation(np.setdiff1d(rows, taken).astype(np.int64))[:size]
-    found = np.zeros(0, np.int64)
-    while len(found) < size:
-        found = np.union1d(found, np.setdiff1d(rows[rng.integers(0, len(rows), 2 * size)], taken))
-    return rng.permutation(found)[:size]
-
-
 def one_part(what: str, sizes: np.ndarray) -> list[str]:
     """A line for the log where `what` weighs parts of the data and only one of them, [K] rows in each, holds any."""
     if np.count_nonzero(sizes) > 1:
@@ -75,7 +65,13 @@ class PromptSampler:
 
     def pool(self, size: int, taken: np.ndarray, need: int) -> np.ndarray:
         """[size, or what is left, at least `need`] distinct rows of all at random, none of `taken`."""
-        return random_rows(self.deck.rows, size, self.avoided(need, taken), self.rng)
+        total, taken = len(self.bins), self.avoided(need, taken)
+        if total <= 4 * (size + len(taken)):
+            return self.rng.permutation(np.setdiff1d(np.arange(total), taken))[:size]
+        found = np.zeros(0, np.int64)
+        while len(found) < size:
+            found = np.union1d(found, np.setdiff1d(self.rng.integers(0, total, 2 * size), taken))
+        return self.rng.permutation(found)[:size]
 
     def selection(self, rows: np.ndarray) -> Selection:
         """The batch in random order, so that every rank gets the same mix; `weights` become the bins' shares of it."""

@@ -135,7 +135,7 @@ class Scheduler:
             options |= {"scheduler.ads.clusters": cfg.ads.clusters, "scheduler.ads.size": cfg.ads.size,
                         "train.prompts_per_step": self.prompts}
         if cfg.kind == "learned":
-            options |= {"scheduler.learned.arms": cfg.learned.arms, "checksum of the arms": self.sampler.checksum}
+            options |= {"scheduler.learned.arms": cfg.learned.arms, "checksum of the bin or cluster of every prompt": self.sampler.checksum}
         return options
 
     def load_state_dict(self, state: dict) -> None:

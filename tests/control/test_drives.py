@@ -115,7 +115,7 @@ def test_the_refills_of_a_step_are_other_prompts(kind, rows_a_bin, distinct):
     """As long as there are others: 30 rows cannot fill three batches of 16, but each batch is still of distinct prompts."""
     bins = np.repeat(np.arange(3), rows_a_bin)
     one, rng = scheduler(kind, bins, 16), np.random.default_rng(0)
-    for t in range(20):
+    for t in range(60):  # more than one pass over all rows
         outcomes = [roll_out(one.next_prompts(), rng, np.array([0.9, 0.5, 0.1]), 0.0) for _ in range(3)]
         rows = np.concatenate([o.rows for o in outcomes])
         assert len(set(rows.tolist())) == 48 or not distinct, t
