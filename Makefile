@@ -9,7 +9,7 @@ demo: install
 	$(PY) -m fastsched.cli train --preset smollm2-cpu --run_dir runs/demo
 
 compare: install
-	$(PY) -m bench.compare --preset tiny-cpu --seeds $(SEEDS)
+	$(PY) -m bench.learning.compare --preset tiny-cpu --seeds $(SEEDS)
 
 test: install
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" -n 2 --dist worksteal

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, Sequence
 
-from fastsched.arguments import config_parser, parse_config, preset_names, preset_path
 from fastsched.config import BAD_INPUT, DONE, GUARD, INTERRUPTED, Config, ConfigError, FeaturesMissing
+from fastsched.config.arguments import config_parser, parse_config, preset_names, preset_path
 from fastsched.types import EngineError
 
 
@@ -66,11 +66,11 @@ def _train(arguments: list[str]) -> int:
         source = str(run_dir / "config.yaml")
     cfg = _config(source, rest)
     if own.dry_run:
-        from fastsched.dryrun import dry_run
+        from fastsched.commands.dry_run import dry_run
 
         _print(dry_run(cfg, run_dir))
         return DONE
-    from fastsched.commands import train
+    from fastsched.commands.train import train
 
     try:
         return train(cfg, run_dir, resume=own.resume)
@@ -87,7 +87,7 @@ def _cluster(arguments: list[str]) -> int:
         return DONE
     own, rest = _source_parser("cluster").parse_known_args(arguments)
     cfg = _config(_source(own), rest)
-    from fastsched.cluster import cluster
+    from fastsched.commands.cluster import cluster
 
     return cluster(cfg)
 
@@ -123,7 +123,7 @@ def _eval(arguments: list[str]) -> int:
     parser.add_argument("--average", action="store_true", help="the averaged policy instead of the policy")
     parser.add_argument("--best", action="store_true", help="the best checkpoint (train.keep_best) instead of the last")
     own = parser.parse_args(arguments)
-    from fastsched.commands import evaluate_run
+    from fastsched.commands.evaluate import evaluate_run
 
     return evaluate_run(own.run, average=own.average, best=own.best)
 
@@ -134,7 +134,7 @@ def _report(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="default: RUN/report.html; for several runs report-overlay.html beside the first")
     parser.add_argument("--tp-score", action="store_true", help="of one run: where in a response each token occurs (arXiv 2605.25381)")
     own = parser.parse_args(arguments)
-    from fastsched.commands import report
+    from fastsched.commands.report import report
 
     out = own.out or (own.runs[0] / "report.html" if len(own.runs) == 1 else own.runs[0].parent / "report-overlay.html")
     print(report(own.runs, out, tp_score=own.tp_score))
@@ -153,11 +153,11 @@ def _export(arguments: list[str]) -> int:
     name = "export" + "-average" * own.average + (f"-{own.quantize}" if own.quantize else "")
     out = own.out or own.run / name
     if own.quantize:
-        from fastsched.quantized import export_quantized
+        from fastsched.commands.quantize import export_quantized
 
         export_quantized(own.run, out, average=own.average, best=own.best)
     else:
-        from fastsched.commands import export_run
+        from fastsched.commands.export import export_run
 
         export_run(own.run, out, average=own.average, best=own.best)
     print(out)
@@ -174,7 +174,7 @@ def _serve_bench(arguments: list[str]) -> int:
     parser.add_argument("--average", action="store_true", help="the averaged policy instead of the policy")
     parser.add_argument("--port", type=int, default=0, help="default: any free one")
     own = parser.parse_args(arguments)
-    from fastsched.serving import figures_text, serve_bench
+    from fastsched.commands.serve_bench import figures_text, serve_bench
 
     result = serve_bench(own.run, batch=own.batch, requests=own.requests, max_new_tokens=own.max_new_tokens, average=own.average,
                          port=own.port)

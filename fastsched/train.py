@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fastsched.arguments import config_to_yaml
-from fastsched.assemble import Run, assemble
-from fastsched.batches import train_batch
-from fastsched.checkpoint import agree_on, load_arrays, restore, save_checkpoint
 from fastsched.config import GUARD, Config
-from fastsched.evaluate import evaluate
-from fastsched.guards import Stop, require_agreement, why_stopped
-from fastsched.log import record_start
-from fastsched.rollouts import Rollouts, ahead_state, restore_ahead, sample_rows, sync
+from fastsched.config.arguments import config_to_yaml
+from fastsched.loop.assemble import Run, assemble
+from fastsched.loop.batches import train_batch
+from fastsched.loop.evaluate import evaluate
+from fastsched.loop.guards import Stop, require_agreement, why_stopped
+from fastsched.loop.rollouts import Rollouts, ahead_state, restore_ahead, sample_rows, sync
+from fastsched.record.checkpoint import agree_on, load_arrays, restore, save_checkpoint
+from fastsched.record.log import record_start
 from fastsched.types import Knobs, Stats
 
 

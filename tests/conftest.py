@@ -32,7 +32,7 @@ def fastsched(tmp_path):
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory):
     """A tiny random model folder, for runs that need no skill."""
-    from fastsched.engines.tiny import random_tiny
+    from fastsched.engines.models.tiny import random_tiny
 
     return random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from command_line import ROOT
 
-from fastsched.arguments import changed_keys, config_to_yaml, parse_config, preset_names, preset_path
 from fastsched.cli import main
-from fastsched.commands import in_one_process
+from fastsched.commands.evaluate import in_one_process
 from fastsched.config import Config, ConfigError, RolloutConfig
+from fastsched.config.arguments import changed_keys, config_to_yaml, parse_config, preset_names, preset_path
 
 
 def fails(capsys, *arguments):

@@ -15,7 +15,8 @@ class RolloutConfig:
     replicas: int = 1
     """`vllm_server`: servers that each rank starts, on loopback and on free ports; a rank's prompts are dealt out to them."""
     servers: tuple[str, ...] = ()
-    """`vllm_server`: URLs of running servers (`python -m fastsched.engines.vllm_server --rollout --model ...`), dealt out to the ranks."""
+    """`vllm_server`: URLs of running servers (`python -m fastsched.engines.rollout.vllm_server --rollout --model ...`), dealt out to the
+    ranks."""
     timeout_s: float = 1800.0
     """Limit of every call into the sampler or a server; what takes longer ends the run with the call's name (exit code 3). The other
     ranks wait a minute longer for one that is late, and half an hour at least."""

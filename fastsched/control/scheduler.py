@@ -9,8 +9,8 @@ import numpy as np
 from fastsched.config import SchedulerConfig, require
 from fastsched.control.coefficients import Coefficients, constant, rules, start_coefficients, targets
 from fastsched.control.kl_gate import follow_quantile
-from fastsched.control.reference import Reference, copy_due, observe_reference
-from fastsched.control.samplers import make_sampler
+from fastsched.control.reference_copy import Reference, copy_due, observe_reference
+from fastsched.control.samplers.bins import make_sampler
 from fastsched.control.temporal import schedule_ends, temporal_s
 from fastsched.control.window import (
     Success,

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 from synthetic_run import write_run
 
-from bench import arms
-from bench.arms import Arm, Comparison, check_settings, chosen, finished, train_all
-from bench.compare import window_arms
-from fastsched.arguments import config_to_yaml
+from bench.learning import arms
+from bench.learning.arms import Arm, Comparison, check_settings, chosen, finished, train_all
+from bench.learning.compare import window_arms
 from fastsched.config import ConfigError
-from fastsched.runs import last, load_run
+from fastsched.config.arguments import config_to_yaml
+from fastsched.report.runs import last, load_run
 
 ARMS = {"uniform": Arm(("--scheduler.kind", "uniform")), "sec": Arm(("--scheduler.kind", "sec"), cluster=True)}
 STEPS = 4

@@ -3,9 +3,9 @@ import pytest
 from matplotlib.figure import Figure
 from synthetic_run import write_run
 
-from bench import compare, temporal
-from fastsched.plots import COLOURS, PLOTS
-from fastsched.runs import arms_of, load_run
+from bench.learning import compare, temporal
+from fastsched.report.plots import COLOURS, PLOTS
+from fastsched.report.runs import arms_of, load_run
 
 
 def test_two_windows_are_trained_and_laid_over_one_another(monkeypatch, tmp_path, capsys):

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bench import samplers
-from bench.arms import Comparison
-from bench.samplers import (
+from bench.learning import samplers
+from bench.learning.arms import Comparison
+from bench.learning.samplers import (
     ARMS,
     GRID,
     SMOOTHED,
@@ -23,10 +23,10 @@ from bench.samplers import (
     target_of,
     until,
 )
-from fastsched.arguments import parse_config, preset_path
 from fastsched.config import ConfigError
-from fastsched.features import feature_user
-from fastsched.runs import Run
+from fastsched.config.arguments import parse_config, preset_path
+from fastsched.loop.features import feature_user
+from fastsched.report.runs import Run
 
 BUDGET = Budget(1000)
 

@@ -6,8 +6,8 @@ import pytest
 from matplotlib.figure import Figure
 from synthetic_run import write_run
 
-from bench.summary import band, estimate, finite, markdown_table, provenance, write_results
-from fastsched.runs import load_run
+from bench.learning.summary import band, estimate, finite, markdown_table, provenance, write_results
+from fastsched.report.runs import load_run
 
 
 def test_interval_is_students_t():

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from synthetic_run import write_run
 
-from bench import temporal
-from bench.arms import Comparison
-from bench.temporal import ARMS, fixed_options, main, measures, report
-from fastsched.runs import load_run
+from bench.learning import temporal
+from bench.learning.arms import Comparison
+from bench.learning.temporal import ARMS, fixed_options, main, measures, report
+from fastsched.report.runs import load_run
 
 
 @pytest.fixture(scope="module")

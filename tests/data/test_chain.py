@@ -8,7 +8,7 @@ from fastsched.config import ConfigError, DataConfig
 from fastsched.data.chain import chain_held_out, chain_problems, chain_rows, chain_text
 from fastsched.data.scorers import exact_number
 from fastsched.data.tasks import Form
-from fastsched.engines.tiny import tiny_tokenizer
+from fastsched.engines.models.tiny import tiny_tokenizer
 
 STEPS = (5, 6, 8, 9)
 

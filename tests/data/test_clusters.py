@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fastsched.config import ConfigError, DataConfig, FeaturesConfig
-from fastsched.data import features as store
+from fastsched.data import feature_store as store
 from fastsched.data.clusters import fit_clusters, unit
-from fastsched.data.features import Blocks, about_features, cluster_table, finish, open_features, with_feature_bins
+from fastsched.data.feature_store import Blocks, about_features, cluster_table, finish, open_features, with_feature_bins
 from fastsched.types import Features
 
 CFG = FeaturesConfig(clusters=5, dims=8)

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fastsched.checkpoint import CheckpointError, newest_intact, restore, save_checkpoint
 from fastsched.config import (
     CoefficientConfig,
     Config,
@@ -25,11 +24,12 @@ from fastsched.config import (
     SchedulerConfig,
     TemporalConfig,
 )
-from fastsched.engines.deepspeed_engine import DeepSpeedLearner, init_distributed
-from fastsched.engines.models import load_policy
-from fastsched.guards import Disagreement, require_agreement
+from fastsched.engines.learner.deepspeed_engine import DeepSpeedLearner, init_distributed
+from fastsched.engines.models.loading import load_policy
 from fastsched.learn.learner import Learner
 from fastsched.learn.packing import Sample, pack
+from fastsched.loop.guards import Disagreement, require_agreement
+from fastsched.record.checkpoint import CheckpointError, newest_intact, restore, save_checkpoint
 from fastsched.types import Knobs, Outcomes, Response
 
 WORKER = Path(__file__)

@@ -11,7 +11,7 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
 
 PLANTED = """
 import json, torch
-from bench import compile_report as report
+from bench.kernels import compile_report as report
 report.compile_only()
 x, n = torch.zeros(2, 50257, dtype=torch.bfloat16), 2  # rows that start at odd addresses
 report.triton_rows.row_stats(x, torch.zeros(n, dtype=torch.long), None, 1.0, None, torch.zeros(n))
@@ -25,7 +25,7 @@ def run(*args):
 
 
 def test_lengths_and_coefficients_compile_nothing():
-    code, out = run("-m", "bench.compile_report", "--compilations")
+    code, out = run("-m", "bench.kernels.compile_report", "--compilations")
     assert code == 0, out
     counts = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
     assert len(counts) == 6 and set(counts.values()) == {1}, counts
@@ -39,5 +39,5 @@ def test_report_refuses_narrow_loads():
 
 @pytest.mark.slow
 def test_no_kernel_spills_and_every_row_loop_loads_16_bytes():
-    code, out = run("-m", "bench.compile_report")
+    code, out = run("-m", "bench.kernels.compile_report")
     assert code == 0, out

@@ -8,7 +8,9 @@ import sys
 import pytest
 import torch
 
-from bench import device_checks, device_grpo, device_rows
+from bench.device import checks as device_checks
+from bench.device import grpo as device_grpo
+from bench.device import rows as device_rows
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def out(tmp_path, monkeypatch):
 def test_device_script_rehearses_on_a_cpu(tmp_path):
     """SMALL=1: every part leaves its rows, none fails, the last thing printed is the table, and $OUT holds a few small files."""
     environment = {**os.environ, "SMALL": "1", "OUT": str(tmp_path), "PYTHON": sys.executable}
-    done = subprocess.run(["bash", "bench/device.sh"], env=environment, capture_output=True, text=True)
+    done = subprocess.run(["bash", "bench/device/device.sh"], env=environment, capture_output=True, text=True)
     lines = [json.loads(line) for line in (tmp_path / "device.jsonl").read_text().splitlines()]
     assert done.returncode == 0, done.stderr
     parts = {"build", "kernels", "head_check", "head", "head_odd", "compilations", "averaging", "grpo"}
@@ -37,7 +39,7 @@ def test_device_script_rehearses_on_a_cpu(tmp_path):
 
 def test_a_part_without_time_says_so(tmp_path):
     environment = {**os.environ, "SMALL": "1", "OUT": str(tmp_path), "PYTHON": sys.executable, "BUDGET": "0"}
-    done = subprocess.run(["bash", "bench/device.sh"], env=environment, capture_output=True, text=True)
+    done = subprocess.run(["bash", "bench/device/device.sh"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "device.jsonl").read_text().splitlines()]
     assert len(rows) == 8 and {x["note"] for x in rows} == {"not begun: out of time"}

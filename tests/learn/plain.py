@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from fastsched.config import Config, LearnerConfig, ModelConfig, RolloutConfig, SchedulerConfig
-from fastsched.engines.deepspeed_engine import DeepSpeedLearner
-from fastsched.engines.models import load_policy
+from fastsched.engines.learner.deepspeed_engine import DeepSpeedLearner
+from fastsched.engines.models.loading import load_policy
 from fastsched.groups import group_advantages
 from fastsched.learn.learner import Learner
 from fastsched.types import Knobs, Response

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fastsched.config import Config, LearnerConfig, ModelConfig, RolloutConfig, SchedulerConfig, TemporalConfig
-from fastsched.engines.deepspeed_engine import DeepSpeedLearner
-from fastsched.engines.models import load_policy
+from fastsched.engines.learner.deepspeed_engine import DeepSpeedLearner
+from fastsched.engines.models.loading import load_policy
 from fastsched.groups import group_advantages
 from fastsched.learn.learner import Learner, NonFiniteLimit
 from fastsched.learn.objective import Objective

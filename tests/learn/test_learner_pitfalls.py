@@ -8,7 +8,7 @@ import torch
 from test_learner import BASE, KNOBS, MODEL, G, batch, distance, make, weights
 
 from fastsched.config import RolloutConfig
-from fastsched.engines.models import load_policy
+from fastsched.engines.models.loading import load_policy
 from fastsched.learn import learner as learner_module
 
 SHORT = RolloutConfig(responses=G, max_new_tokens=8)

@@ -9,8 +9,8 @@ from plain import BASE, KNOBS, MODEL, ROLLOUT, assert_same, batch, chosen, diffe
 from transformers import PhiConfig, PhiForCausalLM
 
 from fastsched.config import CoefficientConfig, KlGateConfig, SchedulerConfig, TemporalConfig
-from fastsched.engines.models import load_policy
-from fastsched.engines.tiny import random_tiny
+from fastsched.engines.models.loading import load_policy
+from fastsched.engines.models.tiny import random_tiny
 from fastsched.groups import group_advantages
 from fastsched.types import Response
 

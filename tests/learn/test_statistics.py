@@ -9,8 +9,8 @@ import torch
 from plain import BASE, KNOBS, MODEL, P, batch, chosen, gradient, logits_of, make, suffix
 
 from fastsched.config import CoefficientConfig, KlGateConfig, SchedulerConfig, TemporalConfig
-from fastsched.engines.models import load_policy
-from fastsched.engines.tiny import random_tiny
+from fastsched.engines.models.loading import load_policy
+from fastsched.engines.models.tiny import random_tiny
 from fastsched.learn.snr import BinGradients, bin_snr
 from fastsched.learn.statistics import decile_columns, token_quantile
 from fastsched.types import Response

@@ -1,0 +1,5 @@
+import sys
+
+from bench.faults.planted import main
+
+sys.exit(main())

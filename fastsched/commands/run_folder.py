@@ -1,0 +1,42 @@
+"""The run folder and the checkpoint that a command reads, and the folder that it writes."""
+
+import os
+import sys
+from pathlib import Path
+
+from fastsched.config import ConfigError
+from fastsched.record.checkpoint import best_checkpoint, damage, newest_intact
+
+
+def require_run(run_dir: Path, command: str) -> None:
+    if not (run_dir / "config.yaml").exists():
+        raise ConfigError(f"fastsched {command}: {run_dir} holds no run (no config.yaml); give what was --run_dir of a training run")
+
+
+def require_writable(run_dir: Path) -> None:
+    """Make the run folder. ConfigError where it cannot be written."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--run_dir: {run_dir} cannot be made ({error.strerror}); give another folder") from error
+    if not os.access(run_dir, os.W_OK | os.X_OK):
+        raise ConfigError(f"--run_dir: {run_dir} cannot be written by this user; give another folder")
+
+
+def checkpoint_for(run_dir: Path, command: str, *, best: bool) -> Path:
+    """The newest intact checkpoint, or the best one by train.keep_best."""
+    say = lambda line: print(f"fastsched {command}: {line}", file=sys.stderr)
+    require_run(run_dir, command)
+    checkpoint = best_checkpoint(run_dir) if best else newest_intact(run_dir, say)
+    if checkpoint is None:
+        what = "scored checkpoint (train.keep_best, train.eval_every)" if best else "complete checkpoint"
+        raise ConfigError(f"fastsched {command}: no {what} below {run_dir / 'checkpoints'}")
+    if best and (problem := damage(checkpoint)):
+        raise ConfigError(f"fastsched {command}: the best checkpoint, {checkpoint.name}, is damaged ({problem}); leave out --best")
+    return checkpoint
+
+
+def require_empty(out: Path) -> None:
+    """ConfigError for an --out that is no folder, or one that holds something."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out: {out} is {'not empty' if out.is_dir() else 'a file'}; give a folder that is empty or does not exist yet")

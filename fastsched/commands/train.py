@@ -1,0 +1,98 @@
+"""`fastsched train`: the run with its log and report."""
+
+import errno
+import logging
+import os
+import sys
+from pathlib import Path
+
+from fastsched.commands.run_folder import require_run, require_writable
+from fastsched.config import GUARD, INTERRUPTED, Config, ConfigError
+from fastsched.config.arguments import changed_keys, parse_config
+from fastsched.record.checkpoint import newest_intact, step_of
+from fastsched.record.log import RunLog
+from fastsched.record.tables import complete_lines
+from fastsched.types import SAMPLER_ERRORS, EngineError
+
+DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a file grew beyond its limit",
+        errno.EROFS: "the disk became read-only", errno.EIO: "the disk failed"}
+REPORT_ERRORS = SAMPLER_ERRORS  # pandas and matplotlib raise as widely
+
+
+def train(cfg: Config, run_dir: Path, *, resume: bool) -> int:
+    """Train and write the report; the last console line is its path. Returns the exit code."""
+    try:
+        return _train(cfg, run_dir, resume=resume)
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        print(f"fastsched: {DISK[error.errno]} ({error}); the checkpoints below {run_dir / 'checkpoints'} are untouched. Make room, then "
+              "continue with --resume", file=sys.stderr)
+        return GUARD
+
+
+def _train(cfg: Config, run_dir: Path, *, resume: bool) -> int:
+    is_main = int(os.environ.get("RANK", 0)) == 0
+    if resume:
+        require_run(run_dir, "train --resume")
+    damaged: list[str] = []
+    checkpoint = newest_intact(run_dir, damaged.append) if resume and is_main else None
+    if not resume and (run_dir / "metrics.csv").exists():
+        raise ConfigError(f"{run_dir} already holds a run: use --resume to continue it, or another --run_dir")
+    require_writable(run_dir)
+    resume_step = (step_of(checkpoint) if checkpoint else 0) if resume else None
+    with RunLog(run_dir, cfg.log, cfg.train.steps, resume_step=resume_step, is_main=is_main, window=cfg.scheduler.window) as log:
+        log.capture_output()
+        if resume:
+            _say_what_resumes(log, cfg, run_dir, checkpoint, damaged)
+        try:
+            from fastsched.train import run_training
+
+            code = run_training(cfg, run_dir, log, checkpoint)
+        except KeyboardInterrupt:
+            log.warn("interrupted; the last checkpoint is untouched")
+            return INTERRUPTED
+        except (ConfigError, EngineError) as error:
+            log.record(f"ERROR: {error}")  # the console hears of it from the command line, and of rank 0's only
+            raise
+        if is_main:
+            _finish(log, cfg, run_dir)
+        return code
+
+
+def _finish(log: RunLog, cfg: Config, run_dir: Path) -> None:
+    """What was gained, and the report; whatever goes wrong here changes nothing about how the run ended."""
+    if len(complete_lines(run_dir / "metrics.csv")) < 2:
+        return
+    try:
+        _say_what_was_gained(log, run_dir)
+        if cfg.log.plots:
+            from fastsched.report.page import write_report
+
+            with log.phase("writing the report"):
+                log.note(str(write_report([run_dir], run_dir / "report.html")))
+    except (KeyboardInterrupt, *REPORT_ERRORS) as error:
+        logging.getLogger(__name__).exception("report")
+        log.warn(f"no report ({type(error).__name__}: {error}); the run itself is complete: `fastsched report {run_dir}` writes it")
+
+
+def _say_what_was_gained(log: RunLog, run_dir: Path) -> None:
+    from fastsched.report.runs import load_run
+
+    evals = load_run(run_dir).evals
+    if len(evals) > 1:
+        first, last = evals[0], evals[-1]
+        log.note(f"held-out accuracy (greedy), step {first['step']} -> step {last['step']}:")
+        for label, after in last["accuracy"].items():
+            log.note(f"  {label:<10} {first['accuracy'].get(label, float('nan')):6.1%} -> {after:6.1%}   ({last['n'][label]} prompts)")
+
+
+def _say_what_resumes(log: RunLog, cfg: Config, run_dir: Path, checkpoint: Path | None, damaged: list[str]) -> None:
+    for line in damaged:
+        log.warn(line)
+    if checkpoint is None and log.is_main:
+        log.warn(f"--resume: no complete checkpoint below {run_dir / 'checkpoints'}; starting again from step 1")
+    for partial in (run_dir / "checkpoints").glob(".partial-*"):
+        log.warn(f"{partial.name} was never completed and is ignored")
+    for change in changed_keys(parse_config(["--config", str(run_dir / "config.yaml")]), cfg):
+        log.warn(f"--resume: {change}")

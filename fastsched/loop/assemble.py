@@ -1,0 +1,190 @@
+"""Configuration -> the parts of a run, wired to one another. The only module that knows all rooms."""
+
+import logging
+import random
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Callable, Optional
+
+import numpy as np
+import torch
+from fastsched_kernels import implementation
+
+from fastsched.config import Config, ConfigError, require
+from fastsched.control.scheduler import Scheduler
+from fastsched.data.datasets import PromptSet
+from fastsched.data.feature_store import open_features, with_feature_bins
+from fastsched.data.rewards import RewardPool
+from fastsched.engines.learner.deepspeed_engine import PATIENCE_S, DeepSpeedLearner, init_distributed, leave_distributed
+from fastsched.engines.learner.teacher import load_teacher
+from fastsched.engines.models.loading import (
+    load_config,
+    load_policy,
+    load_tokenizer,
+    require_full_attention,
+    require_positions,
+    stop_token_ids,
+)
+from fastsched.engines.rollout.contract import RolloutEngine
+from fastsched.engines.rollout.limits import LimitedRollout
+from fastsched.engines.rollout.opening import open_rollout
+from fastsched.learn.learner import Learner
+from fastsched.loop.ahead import LookAhead
+from fastsched.loop.buffers import GroupBuffer, make_buffer
+from fastsched.loop.features import feature_lines, find_features
+from fastsched.loop.prepare import data_lines, load_data, prepare_model, require_packable, require_share
+from fastsched.record.log import RunLog
+from fastsched.types import SAMPLER_ERRORS, EngineError, Features, StartError
+
+LATE_S = 60.0
+"""How much longer a collective waits than a call into the sampler, so that the rank whose sampler hangs can say so."""
+RESUME = "the checkpoints are untouched: continue with --resume"
+
+
+@dataclass
+class Run:
+    cfg: Config
+    run_dir: Path
+    log: RunLog
+    model_path: Path
+    tokenizer: object
+    train_set: PromptSet
+    heldout: PromptSet
+    buffer: GroupBuffer
+    rewards: RewardPool = None  # from here on set by `_open_parts`
+    rollout: RolloutEngine = None
+    learner: Optional[Learner] = None  # None when only evaluating
+    scheduler: Optional[Scheduler] = None  # None when only evaluating
+    ahead: Optional[LookAhead] = None  # with rollout.ahead
+
+    def close(self) -> None:
+        """Sampler first: its engine must end before the process group does."""
+        self.rewards.close()
+        if self.ahead:
+            self.ahead.close()
+        self.rollout.close()
+        if self.learner:
+            self.learner.engine.close()
+        leave_distributed()
+
+
+def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> Run:
+    """Build every part; each says in the log what it is doing. What was opened is closed again when a later part fails.
+
+    Raises ConfigError for what cannot run, StartError for a sampler that does not start.
+    """
+    with ExitStack() as opened:
+        opened.callback(leave_distributed)
+        init_distributed(max(PATIENCE_S, cfg.rollout.timeout_s + LATE_S))
+        random.seed(cfg.train.seed), np.random.seed(cfg.train.seed)  # nothing here draws from them; what a library draws repeats
+        world = torch.distributed.get_world_size()
+        if not torch.cuda.is_available():
+            log.note(f"device: CPU, {torch.get_num_threads()} threads, world size {world}")
+        require_share(cfg, world)
+        with log.phase("preparing the model"):
+            model_path, tokenizer = _model(cfg)
+        with log.phase("loading and checking the dataset"):
+            train_set, heldout = load_data(cfg.data, tokenizer, cfg.train.seed, cfg.train.prompts_per_step)
+        for line in data_lines(train_set, heldout):
+            log.note(line)
+        if learn:
+            require_packable(cfg, train_set.longest)
+        buffer = make_buffer(cfg.scheduler, cfg.train.prompts_per_step, cfg.rollout.responses)
+        run = Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, buffer)
+        _open_parts(run, opened, learn)
+        opened.pop_all()
+        return run
+
+
+def _model(cfg: Config) -> tuple[Path, object]:
+    """Folder and tokenizer, once it is known that the model takes the longest sequence."""
+    path = prepare_model(cfg)
+    require_positions(load_config(path, cfg.model), cfg.longest)
+    return path, load_tokenizer(path, cfg.model)
+
+
+def _open_parts(run: Run, opened: ExitStack, learn: bool) -> None:
+    """What has to be closed, in the order in which it is opened; `opened` hears of each at once."""
+    cfg, log = run.cfg, run.log
+    features = _features(cfg, run.model_path, run.train_set, log) if learn else None
+    if features:
+        run.train_set = with_feature_bins(run.train_set, features, cfg.data)
+    with log.phase("starting the reward workers"):
+        run.rewards = opened.enter_context(RewardPool(cfg.reward, cfg.data.task))
+    if learn:
+        with log.phase("starting the learner"):
+            run.learner = _learner(cfg, run.run_dir, run.model_path, run.train_set)
+            opened.callback(run.learner.engine.close)
+            log.note(f"head: {_head(cfg, run.learner)}, ZeRO stage {cfg.learner.zero_stage}")
+    with log.phase("starting the sampler"):
+        run.rollout = sampler_of(cfg, run.model_path, run.run_dir, (lambda text: log.warn(f"{text}; {RESUME}")) if learn else log.warn)
+        opened.callback(run.rollout.close)
+    if learn:
+        run.scheduler = _scheduler(cfg, run.train_set, features, log)
+        run.ahead = LookAhead(run.rollout.generate) if cfg.rollout.ahead else None
+
+
+def _features(cfg: Config, model_path: Path, train_set: PromptSet, log: RunLog) -> Optional[Features]:
+    folder = find_features(cfg, model_path, train_set)
+    if folder is None:
+        return None
+    for line in feature_lines(folder):
+        log.note(line)
+    return open_features(folder)
+
+
+def _scheduler(cfg: Config, train_set: PromptSet, features: Optional[Features], log: RunLog) -> Scheduler:
+    scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed, features)
+    for line in [*scheduler.sampler.notes(), *_budget_notes(cfg)]:
+        log.warn(line)
+    return scheduler
+
+
+def _budget_notes(cfg: Config) -> list[str]:
+    scheduled = ["scheduler.temporal"] * (cfg.scheduler.temporal.mode != "none") + ["learner.cooldown"] * (cfg.learner.cooldown > 0)
+    if not scheduled or not (cfg.train.rollout_budget or cfg.train.token_budget):
+        return []
+    return [f"{' and '.join(scheduled)} go by train.steps ({cfg.train.steps}); a run that a budget of responses or tokens ends before does "
+            "not come to their end"]
+
+
+def sampler_of(cfg: Config, model_path: Path, run_dir: Path, say: Callable[[str], None]) -> RolloutEngine:
+    """`say` is told when a call into an engine of this process takes too long, just before the process ends.
+
+    Raises StartError for whatever an engine of this process raises while it starts.
+    """
+    stops = stop_token_ids(model_path, cfg.model.trust_remote_code)
+    try:
+        engine = open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed, max_model_len=cfg.longest,
+                              stop_token_ids=stops, trust_remote_code=cfg.model.trust_remote_code, log_dir=run_dir)
+    except (ConfigError, EngineError):
+        raise
+    except SAMPLER_ERRORS as error:
+        logging.getLogger(__name__).exception("sampler: start")
+        memory = "rollout.gpu_memory_utilization" if torch.cuda.is_available() else "rollout.kv_cache_gb"
+        raise StartError(f"rollout.engine {cfg.rollout.engine}: the sampler did not start ({type(error).__name__}: "
+                         f"{' '.join(str(error).split())[:600]}); it goes by model.name, rollout.dtype, {memory}, "
+                         f"rollout.max_num_seqs and data.max_prompt_tokens + rollout.max_new_tokens = {cfg.longest}") from error
+    return engine if cfg.rollout.engine == "vllm_server" else LimitedRollout(engine, cfg.rollout.timeout_s, say)
+
+
+def _head(cfg: Config, learner: Learner) -> str:
+    try:
+        return implementation(learner.engine.device, learner.engine.dtype, cfg.learner.head)
+    except NotImplementedError as error:
+        raise ConfigError(f"learner.head: {error}") from error
+
+
+def _learner(cfg: Config, run_dir: Path, model_path: Path, train_set: PromptSet) -> Learner:
+    require(torch.cuda.is_available() or cfg.model.attention != "flex_attention",
+            "model.attention: flex_attention has no backward pass on a CPU; use sdpa")
+    torch.manual_seed(cfg.train.seed)
+    policy, teacher = load_policy(model_path, cfg.model), None
+    require_full_attention(policy.config, cfg.longest)
+    if cfg.learner.teacher:
+        teacher_path = prepare_model(replace(cfg, model=replace(cfg.model, name=cfg.learner.teacher)))
+        teacher = load_teacher(teacher_path, model_path, policy, cfg.model)
+        require_full_attention(teacher.config, cfg.longest, "learner.teacher")
+        require_positions(teacher.config, cfg.longest, "learner.teacher")
+    return Learner(DeepSpeedLearner(policy, cfg.learner, cfg.model, teacher), cfg, run_dir, train_set.bins)

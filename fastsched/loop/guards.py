@@ -1,0 +1,89 @@
+"""What ends a run before its last step: interrupts, guards, ranks that disagree, ranks that are gone."""
+
+import os
+import re
+import signal
+from dataclasses import asdict
+
+import numpy as np
+
+from fastsched.config import DONE, GUARD, INTERRUPTED
+from fastsched.learn.learner import NonFiniteLimit
+from fastsched.loop.assemble import RESUME, Run
+from fastsched.record.checkpoint import CheckpointError
+from fastsched.types import EngineError, Knobs, Outcomes
+
+LOST = re.compile("closed by peer|reset by peer|Broken pipe|Timed out|timed out|Socket Timeout|remote process exited|NCCL", re.IGNORECASE)
+
+UNSCORED_STEPS = 3
+"""Steps in a row without a single score after which a run stops: a reward that is broken, not one that fails now and then."""
+
+
+class Disagreement(RuntimeError):
+    """The ranks did not decide the same step. Exit code 3."""
+
+
+def why_stopped(error: RuntimeError) -> str:
+    """The message of an error that ends a run with exit code 3; any other error is raised again."""
+    named = isinstance(error, (NonFiniteLimit, EngineError, CheckpointError, Disagreement))
+    source = error.__cause__ if isinstance(error.__cause__, RuntimeError) else None if named else error
+    if source and int(os.environ.get("WORLD_SIZE", 1)) > 1 and LOST.search(str(source)):
+        reason = re.sub(r"^\[\S+\] ", "", str(source).splitlines()[0])  # without the line of the library's source
+        return (f"another rank ended or cannot be reached any more ({_short(reason, 160)}); its own log-rankN.txt (log.txt: rank 0) "
+                f"says why; {RESUME}")
+    if named:
+        return f"{error}; {RESUME}" if type(error) is EngineError else str(error)
+    raise error
+
+
+def require_agreement(engine, knobs: Knobs, outcomes: Outcomes, step: int) -> None:
+    """Compare what every rank must have decided alike with rank 0's, bit for bit: knobs, rows and bins of the step.
+
+    One collective of `engine`; every rank calls it. Raises Disagreement on every rank, with the first field that differs.
+    """
+    decided = {"rows": outcomes.rows.tolist(), "bins": outcomes.bins.tolist(), **asdict(knobs)}
+    gathered = engine.all_gather({name: repr(value) for name, value in decided.items()})
+    for rank, other in enumerate(gathered):
+        for name, value in other.items():
+            if value != gathered[0][name]:
+                raise Disagreement(f"step {step}: rank {rank} decided {name} = {_short(value)}, rank 0 {_short(gathered[0][name])}; every "
+                                   "rank must see the same data, configuration and code. Resume from the last checkpoint once they do")
+
+
+def _short(text: str, width: int = 80) -> str:
+    return text if len(text) <= width else f"{text[:width - 3]}..."
+
+
+class Stop:
+    """Interrupts and guards, agreed by all ranks at the end of a step.
+
+    A context manager: outside of it Ctrl-C and SIGTERM do what they did before. One that came after the last `check` is delivered then.
+    """
+
+    def __init__(self):
+        self.code, self.reason, self._signal = DONE, "", 0
+
+    def __enter__(self) -> "Stop":
+        self._former = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        if self._signal and not self.reason and kind is None:
+            signal.raise_signal(self._signal)
+
+    def _interrupt(self, number: int, frame) -> None:
+        self._signal = number
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait for the step to end
+
+    def check(self, run: Run, steps_without_signal: int, steps_without_reward: int) -> None:
+        """`steps_without_signal` and `steps_without_reward` are those in a row, the same on every rank."""
+        if run.learner.engine.all_reduce(np.array([float(self._signal)]), op="max")[0]:
+            self.code, self.reason = INTERRUPTED, "interrupted"
+        elif steps_without_reward >= UNSCORED_STEPS:
+            self.code, self.reason = GUARD, (f"no reward: in {steps_without_reward} steps in a row not one response could be scored, so "
+                                             f"nothing was trained (reward.kind {run.cfg.reward.kind}; {run.rewards.failure})")
+        elif steps_without_signal >= run.cfg.train.no_signal_limit:
+            self.code, self.reason = GUARD, (f"no signal: in {steps_without_signal} steps in a row every group had equal rewards "
+                                             "(train.no_signal_limit); the task is too easy, too hard, or the reward is constant")
