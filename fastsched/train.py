@@ -60,7 +60,7 @@ def _train(run: Run, progress: Progress) -> int:
 
 
 def _start(run: Run, checkpoint: Path | None) -> Progress:
-    progress, checkpoint = Progress(), agree_on(checkpoint, run.learner.engine)
+    progress, checkpoint = Progress(), agree_on(checkpoint, run.ranks)
     if checkpoint:
         state, ranks = restore(checkpoint, run.learner.engine)
         progress = Progress(**state["progress"])
@@ -70,9 +70,9 @@ def _start(run: Run, checkpoint: Path | None) -> Progress:
         restore_ahead(run, state["ahead"])
         run.log.note(f"resumed {checkpoint.name}: model, optimizer, averaged policy, scheduler, sampler position, random generators; "
                      f"next is step {progress.step + 1}")
-        if ranks != run.learner.engine.world_size:
-            run.log.note(f"written by {ranks} ranks, resumed by {run.learner.engine.world_size}: equal up to rounding from here on")
-    if run.learner.engine.rank == 0:
+        if ranks != run.ranks.world_size:
+            run.log.note(f"written by {ranks} ranks, resumed by {run.ranks.world_size}: equal up to rounding from here on")
+    if run.ranks.rank == 0:
         record_start(run.run_dir, config_to_yaml(run.cfg), progress.step if checkpoint else None)
     sync(run, progress.step, run.heldout.prompt(0).token_ids if len(run.heldout) else run.train_set.prompt(0).token_ids)
     if not checkpoint and run.cfg.train.eval_at_ends:
@@ -86,7 +86,7 @@ def _step(run: Run, progress: Progress) -> None:
     cfg, log, step = run.cfg, run.log, progress.step + 1
     rolled = train_batch(run, step)
     knobs = run.scheduler.knobs()
-    require_agreement(run.learner.engine, knobs, rolled.outcomes, step)
+    require_agreement(run.ranks, knobs, rolled.outcomes, step)
     with log.phase("learn"):
         stats = run.learner.update(rolled.responses, rolled.rewards, knobs, step)
     with log.phase("sync"):

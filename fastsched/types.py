@@ -5,7 +5,7 @@ P prompts, G responses a prompt, L tokens of one response, K difficulty bins.
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional, Protocol
 
 import numpy as np
 
@@ -21,8 +21,25 @@ class StartError(EngineError):
     """A sampler could not be started: which key decides about it, and why. Exit code 3."""
 
 
+class Disagreement(RuntimeError):
+    """The ranks did not decide the same step. Exit code 3."""
+
+
 SAMPLER_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, MemoryError, OSError)
 """What a sampler may raise that becomes an EngineError with the name of the call."""
+
+
+class Ranks(Protocol):
+    """The ranks of a run and their collectives; `engines.ranks` has them."""
+
+    rank: int
+    world_size: int
+
+    def mine(self, count: int) -> range: ...
+    def all_reduce(self, values: np.ndarray, op: str = "sum") -> np.ndarray: ...
+    def all_gather(self, value: object) -> list: ...
+    def agree(self, decided: Mapping[str, object], what: str) -> None: ...
+    def barrier(self) -> None: ...
 
 
 @dataclass(frozen=True)

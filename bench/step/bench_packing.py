@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from fastsched.config.arguments import parse_config
-from fastsched.engines.learner.deepspeed_engine import DeepSpeedLearner, init_distributed
+from fastsched.engines.learner.deepspeed_engine import DeepSpeedLearner
 from fastsched.engines.models.loading import load_policy, resolve_model
+from fastsched.engines.ranks import init_distributed
 from fastsched.learn.learner import Learner
 from fastsched.types import Knobs, Response
 

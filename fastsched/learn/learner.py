@@ -20,15 +20,14 @@ from fastsched.learn.credit import Credit, needs_entropy, token_credit
 from fastsched.learn.objective import Objective, Tokens
 from fastsched.learn.packing import Sample, dummy, pack, split_by_bin, token_weights
 from fastsched.learn.positions import TokenPositions, count_positions
-from fastsched.types import Head, Knobs, MicroBatch, Response, Stats, StepResult
+from fastsched.types import Head, Knobs, MicroBatch, Ranks, Response, Stats, StepResult
 
 
 class LearnerEngine(Protocol):
     """Holds policy, optimizer, average; DeepSpeed behind it. Every method is called on every rank alike."""
 
     device: torch.device
-    rank: int
-    world_size: int
+    ranks: Ranks
 
     def backward(self, micro: MicroBatch, loss: Callable[[Head, Head | None], tuple], *, reference: bool) -> tuple: ...
     def score(self, micro: MicroBatch, score: Callable[[Head], torch.Tensor]) -> torch.Tensor: ...
@@ -38,8 +37,6 @@ class LearnerEngine(Protocol):
     def copy_reference(self) -> None: ...
     def take_gradient_squares(self) -> list[float]: ...
     def take_bin_squares(self) -> dict[int, float]: ...
-    def all_reduce(self, values: np.ndarray, op: str = "sum") -> np.ndarray: ...
-    def all_gather(self, value: object) -> list: ...
     def named_weights(self) -> Iterable[tuple[str, torch.Tensor]]: ...
 
 
@@ -64,6 +61,10 @@ class Learner:
     bins: Optional[np.ndarray] = None  # [N] difficulty bin of every dataset row, for log.snr_bins
     skipped_in_row: int = 0
     positions: TokenPositions = field(default_factory=TokenPositions)
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.engine.ranks
 
     def update(self, responses: Sequence[Response], rewards: np.ndarray, knobs: Knobs, step: int) -> Stats:
         """Train on this rank's responses (prompt-major) with rewards [P, G]; returns statistics over all ranks.
@@ -91,11 +92,11 @@ class Learner:
             results.append(self._step(lr, loss, squares, micro_batches, step))
             drift = self.engine.update_average(knobs.ema_alpha)
         last = results[-1].grad_norm
-        stats = self._stats(*statistics.reduced(totals, responses, rewards, stale, self.engine.all_reduce), len(results), objective)
+        stats = self._stats(*statistics.reduced(totals, responses, rewards, stale, self.ranks.all_reduce), len(results), objective)
         return replace(
             stats, drift=drift, lr=lr, grad_norm=last, skipped=sum(not r.applied for r in results), entropy_quantile=quantile,
-            grad_snr=statistics.snr(squares, batches[-1], last, shares[0], self.engine.all_gather),
-            snr_bins=statistics.snr_by_bin(squares, batches[-1], of_bins, shares[1:], self.engine.all_gather),
+            grad_snr=statistics.snr(squares, batches[-1], last, shares[0], self.ranks.all_gather),
+            snr_bins=statistics.snr_by_bin(squares, batches[-1], of_bins, shares[1:], self.ranks.all_gather),
             correction_max=self._over_ranks(totals.largest_ratio, "max") if objective.corrects else float("nan"),
         )
 
@@ -117,7 +118,7 @@ class Learner:
         return self.engine.score(micro, score).float().cpu().numpy()
 
     def _over_ranks(self, value: float, op: str = "sum") -> float:
-        return float(self.engine.all_reduce(np.array([value], np.float64), op)[0])
+        return float(self.ranks.all_reduce(np.array([value], np.float64), op)[0])
 
     def _samples(self, responses, rewards, objective: Objective, step: int) -> tuple[list[Sample], float]:
         """Responses with a reward and what each of their tokens counts; the quantile of token entropy that the KL gate follows."""
@@ -127,7 +128,7 @@ class Learner:
         entropy = None if scores is None else scores.entropy
         quantile = float("nan")
         if cfg.scheduler.kl_gate.enabled:
-            quantile = statistics.token_quantile(entropy, cfg.scheduler.kl_gate.quantile, self.engine.all_reduce)
+            quantile = statistics.token_quantile(entropy, cfg.scheduler.kl_gate.quantile, self.ranks.all_reduce)
         credit = self._credit(responses, rewards, lengths, entropy, knobs, step)
         old = self._old_logp(responses, lengths, objective, scores, credit.keep)
         cuts, group = np.cumsum(lengths)[:-1], rewards.shape[1]
@@ -143,7 +144,7 @@ class Learner:
         cfg, ids = self.cfg, [r.token_ids for r in responses]
         by_position = cfg.scheduler.temporal.proxy == "tp_score"
         if by_position or cfg.log.tp_score:
-            self.positions.add(self.engine.all_gather(count_positions(ids)))
+            self.positions.add(self.ranks.all_gather(count_positions(ids)))
         advantages = np.zeros(len(ids)) if cfg.learner.loss == "opd" else group_advantages(
             rewards, normalise_std=cfg.learner.loss != "dr_grpo").reshape(-1)
         group = rewards.shape[1]
@@ -180,7 +181,7 @@ class Learner:
         """One for each optimizer step: a random share of the groups of all ranks."""
         if self.cfg.learner.updates_per_batch == 1:
             return [self._micro_batches(samples, knobs)]
-        places = sorted(place for part in self.engine.all_gather([self._place(g) for g in groups.tolist()]) for place in part)
+        places = sorted(place for part in self.ranks.all_gather([self._place(g) for g in groups.tolist()]) for place in part)
         order = np.random.default_rng([self.cfg.train.seed, step]).permutation(places)
         parts = [set(part.tolist()) for part in np.array_split(order, self.cfg.learner.updates_per_batch)]
         return [self._micro_batches([s for s in samples if self._place(s.group) in part], knobs) for part in parts]
@@ -188,17 +189,17 @@ class Learner:
     def _place(self, group: int) -> int:
         """Of this rank's group in the batch of all ranks, which is dealt out in turn; where refills or DOTS compose it otherwise, still
         a number of its own, but one that depends on the number of ranks."""
-        return group * self.engine.world_size + self.engine.rank
+        return group * self.ranks.world_size + self.ranks.rank
 
     def _micro_batches(self, samples: list[Sample], knobs: Knobs) -> list[MicroBatch]:
         """Packed and weighted by the denominators of the global batch."""
         cfg, skips_flat = self.cfg.learner, self.cfg.skips_flat(knobs.entropy_coef, knobs.kl_coef)
         kept = np.array([s.keep.sum() for s in samples], np.int64)
-        total_kept, total_responses = self.engine.all_reduce(np.array([kept.sum(), len(samples)], np.float64))
+        total_kept, total_responses = self.ranks.all_reduce(np.array([kept.sum(), len(samples)], np.float64))
         weights = token_weights(cfg.loss, kept, total_kept, total_responses, self.cfg.rollout.max_new_tokens)
         trained = [replace(s, weight=w) for s, w in zip(samples, weights, strict=True) if np.any(s.advantage) or not skips_flat]
-        if cfg.balance and self.engine.world_size > 1:
-            trained = balanced(trained, cfg.share_prompts, self.engine.rank, self.engine.all_gather)
+        if cfg.balance and self.ranks.world_size > 1:
+            trained = balanced(trained, cfg.share_prompts, self.ranks.rank, self.ranks.all_gather)
         return self._packed(trained, by_bin=self.cfg.log.snr_bins)
 
     def _packed(self, samples: list[Sample], by_bin: bool = False) -> list[MicroBatch]:
@@ -208,7 +209,7 @@ class Learner:
         parts = split_by_bin(samples) if by_bin else [samples]
         micro = [m for part in parts for m in pack(part, token_budget=cfg.micro_batch_tokens, share_prompts=cfg.share_prompts,
                                                    row_width=cfg.micro_batch_tokens if flash else None)]
-        count = int(self.engine.all_reduce(np.array([len(micro)], np.float64), op="max")[0])
+        count = int(self.ranks.all_reduce(np.array([len(micro)], np.float64), op="max")[0])
         return micro + [dummy(micro[0] if micro else _blank())] * (max(count, 1) - len(micro))
 
     def _divided(self, objective: Objective, batches: list[list[MicroBatch]]) -> Objective:
@@ -221,7 +222,7 @@ class Learner:
             arrays = (torch.from_numpy(a) for a in (micro.old_logp, micro.sampler_logp, micro.responses))
             total += float(correct(self.cfg.rollout, *arrays, live).weight[live].double().sum())
             count += float(live.sum())
-        total, count = self.engine.all_reduce(np.array([total, count]))
+        total, count = self.ranks.all_reduce(np.array([total, count]))
         return replace(objective, correction_mean=total / count if total > 0 else 1.0)
 
     def _score(self, micro: MicroBatch, objective: Objective) -> LinearStats:
@@ -238,7 +239,7 @@ class Learner:
 
     def _step(self, lr: float, loss: float, squares: list[float], micro_batches: list[MicroBatch], step: int) -> StepResult:
         bad = not np.isfinite(loss) or not np.all(np.isfinite(squares))
-        if self.engine.all_reduce(np.array([float(bad)]), op="max")[0]:
+        if self.ranks.all_reduce(np.array([float(bad)]), op="max")[0]:
             self.engine.discard_gradients()
             result = StepResult(float("nan"), False)
         else:
@@ -249,7 +250,7 @@ class Learner:
         return result
 
     def _dump(self, micro_batches: list[MicroBatch], step: int) -> None:
-        path = self.dump_dir / f"nonfinite-step-{step}-rank-{self.engine.rank}.npz"
+        path = self.dump_dir / f"nonfinite-step-{step}-rank-{self.ranks.rank}.npz"
         np.savez_compressed(path, **{f"{i}.{k}": v for i, m in enumerate(micro_batches) for k, v in m.__dict__.items() if v is not None})
         if self.skipped_in_row >= self.cfg.learner.nonfinite_limit:
             raise NonFiniteLimit(f"step {step}: loss or gradient was not finite {self.skipped_in_row} updates in a row "
@@ -281,7 +282,7 @@ class Learner:
         for s in samples:
             groups[s.group] = s.bin, groups.get(s.group, (0, False))[1] or not skips_flat or bool(np.any(s.advantage))
         bins = int(self.bins.max()) + 1 if self.cfg.log.snr_bins else 0
-        return statistics.trained_share(groups.values(), bins, self.engine.all_reduce)
+        return statistics.trained_share(groups.values(), bins, self.ranks.all_reduce)
 
 
 def _blank() -> MicroBatch:

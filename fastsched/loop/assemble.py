@@ -16,7 +16,7 @@ from fastsched.control.scheduler import Scheduler
 from fastsched.data.datasets import PromptSet
 from fastsched.data.feature_store import open_features, with_feature_bins
 from fastsched.data.rewards import RewardPool
-from fastsched.engines.learner.deepspeed_engine import PATIENCE_S, DeepSpeedLearner, init_distributed, leave_distributed
+from fastsched.engines.learner.deepspeed_engine import DeepSpeedLearner
 from fastsched.engines.learner.teacher import load_teacher
 from fastsched.engines.models.loading import (
     load_config,
@@ -26,6 +26,7 @@ from fastsched.engines.models.loading import (
     require_positions,
     stop_token_ids,
 )
+from fastsched.engines.ranks import PATIENCE_S, Ranks, init_distributed, leave_distributed
 from fastsched.engines.rollout.contract import RolloutEngine
 from fastsched.engines.rollout.limits import LimitedRollout
 from fastsched.engines.rollout.opening import open_rollout
@@ -47,6 +48,7 @@ class Run:
     cfg: Config
     run_dir: Path
     log: RunLog
+    ranks: Ranks
     model_path: Path
     tokenizer: object
     train_set: PromptSet
@@ -76,12 +78,11 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
     """
     with ExitStack() as opened:
         opened.callback(leave_distributed)
-        init_distributed(max(PATIENCE_S, cfg.rollout.timeout_s + LATE_S))
+        ranks = init_distributed(max(PATIENCE_S, cfg.rollout.timeout_s + LATE_S))
         random.seed(cfg.train.seed), np.random.seed(cfg.train.seed)  # nothing here draws from them; what a library draws repeats
-        world = torch.distributed.get_world_size()
         if not torch.cuda.is_available():
-            log.note(f"device: CPU, {torch.get_num_threads()} threads, world size {world}")
-        require_share(cfg, world)
+            log.note(f"device: CPU, {torch.get_num_threads()} threads, world size {ranks.world_size}")
+        require_share(cfg, ranks.world_size)
         with log.phase("preparing the model"):
             model_path, tokenizer = _model(cfg)
         with log.phase("loading and checking the dataset"):
@@ -91,7 +92,7 @@ def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> 
         if learn:
             require_packable(cfg, train_set.longest)
         buffer = make_buffer(cfg.scheduler, cfg.train.prompts_per_step, cfg.rollout.responses)
-        run = Run(cfg, run_dir, log, model_path, tokenizer, train_set, heldout, buffer)
+        run = Run(cfg, run_dir, log, ranks, model_path, tokenizer, train_set, heldout, buffer)
         _open_parts(run, opened, learn)
         opened.pop_all()
         return run

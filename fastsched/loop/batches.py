@@ -79,7 +79,7 @@ def replayed(run: Run, step: int, wanted: int) -> Rollouts:
     Replayed groups are a random choice that holds no prompt of the new part; until the buffer can fill its share, more is new.
     Only groups with two different rewards are kept, until they are `dots.max_age` weight versions old.
     """
-    engine, dots = run.learner.engine, run.cfg.scheduler.dots
+    ranks, dots = run.ranks, run.cfg.scheduler.dots
     run.buffer.forget(step - 1 - dots.max_age)
     old = min(int(dots.replay * wanted), len(run.buffer))
     fresh = roll_out(run, step, wanted - old)
@@ -88,14 +88,14 @@ def replayed(run: Run, step: int, wanted: int) -> Rollouts:
     signal = ~flat_groups(fresh.outcomes.rewards)
     groups = _groups(run, fresh, np.full(len(signal), run.cfg.rollout.responses))
     run.buffer.put(_gathered(run, [(i, group) for i, group in groups if signal[i] and group.usable]))
-    mine = [group for _, group in groups] + again[engine.rank::engine.world_size]
+    mine = [group for _, group in groups] + again[ranks.rank::ranks.world_size]
     return _trained(run, step, mine, fresh.outcomes, fresh.probe, fresh.trained + len(again))
 
 
 def _groups(run: Run, part: Rollouts, counts: np.ndarray) -> list[tuple[int, Group]]:
     """This rank's groups of one generation with their places in its selection, whose prompts have `counts` responses [P]."""
-    engine, start, groups = run.learner.engine, 0, []
-    for k, i in enumerate(range(engine.rank, len(counts), engine.world_size)):
+    ranks, start, groups = run.ranks, 0, []
+    for k, i in enumerate(ranks.mine(len(counts))):
         responses = tuple(part.responses[start:start + counts[i]])
         groups.append((i, Group(part.prompts[k].row, responses, part.rewards[k, :counts[i]])))
         start += counts[i]
@@ -104,7 +104,7 @@ def _groups(run: Run, part: Rollouts, counts: np.ndarray) -> list[tuple[int, Gro
 
 def _gathered(run: Run, groups: list[tuple[int, Group]]) -> list[Group]:
     """The groups of all ranks by place."""
-    everywhere = [entry for part in run.learner.engine.all_gather(groups) for entry in part]
+    everywhere = [entry for part in run.ranks.all_gather(groups) for entry in part]
     return [group for _, group in sorted(everywhere, key=lambda entry: entry[0])]
 
 

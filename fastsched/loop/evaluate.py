@@ -17,8 +17,7 @@ class Accuracy(NamedTuple):
 
 def evaluate(run: Run, step: int) -> Accuracy:
     """Accuracy on all held-out prompts, split over the ranks and written to the log by bin label."""
-    rank, world = (run.learner.engine.rank, run.learner.engine.world_size) if run.learner else (0, 1)
-    prompts = [run.heldout.prompt(i) for i in range(rank, len(run.heldout), world)]
+    prompts = [run.heldout.prompt(i) for i in run.ranks.mine(len(run.heldout))]
     sampling = Sampling(1, run.cfg.rollout.max_new_tokens, temperature=0.0)
     responses = run.rollout.generate(prompts, sampling, [0] * len(prompts))  # ranks that share an engine must all call it
     rewards, _, errors = score(run, prompts, responses) if prompts else (np.zeros((0, 1)), [], {})
@@ -26,7 +25,7 @@ def evaluate(run: Run, step: int) -> Accuracy:
     local = np.zeros((2, bins))
     for prompt, reward in zip(prompts, rewards[:, 0], strict=True):
         local[:, prompt.bin] += 1, reward > run.cfg.scheduler.r_threshold
-    total, right = run.learner.engine.all_reduce(local) if run.learner else local
+    total, right = run.ranks.all_reduce(local)
     labels = bin_labels(run, bins)
     accuracy = {labels[b]: right[b] / total[b] for b in range(bins) if total[b]}
     failed = _failures(run, errors, int(total.sum()), step)
@@ -37,7 +36,7 @@ def evaluate(run: Run, step: int) -> Accuracy:
 def _failures(run: Run, errors: dict[str, int], prompts: int, step: int) -> int:
     """Responses of all ranks that could not be scored; the log hears of them by kind."""
     kinds: Counter[str] = Counter()
-    for part in run.learner.engine.all_gather(errors) if run.learner else [errors]:
+    for part in run.ranks.all_gather(errors):
         kinds.update(part)
     if kinds:
         listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))

@@ -8,19 +8,16 @@ from dataclasses import asdict
 import numpy as np
 
 from fastsched.config import DONE, GUARD, INTERRUPTED
+from fastsched.engines.ranks import shortened
 from fastsched.learn.learner import NonFiniteLimit
 from fastsched.loop.assemble import RESUME, Run
 from fastsched.record.checkpoint import CheckpointError
-from fastsched.types import EngineError, Knobs, Outcomes
+from fastsched.types import Disagreement, EngineError, Knobs, Outcomes, Ranks
 
 LOST = re.compile("closed by peer|reset by peer|Broken pipe|Timed out|timed out|Socket Timeout|remote process exited|NCCL", re.IGNORECASE)
 
 UNSCORED_STEPS = 3
 """Steps in a row without a single score after which a run stops: a reward that is broken, not one that fails now and then."""
-
-
-class Disagreement(RuntimeError):
-    """The ranks did not decide the same step. Exit code 3."""
 
 
 def why_stopped(error: RuntimeError) -> str:
@@ -29,29 +26,16 @@ def why_stopped(error: RuntimeError) -> str:
     source = error.__cause__ if isinstance(error.__cause__, RuntimeError) else None if named else error
     if source and int(os.environ.get("WORLD_SIZE", 1)) > 1 and LOST.search(str(source)):
         reason = re.sub(r"^\[\S+\] ", "", str(source).splitlines()[0])  # without the line of the library's source
-        return (f"another rank ended or cannot be reached any more ({_short(reason, 160)}); its own log-rankN.txt (log.txt: rank 0) "
+        return (f"another rank ended or cannot be reached any more ({shortened(reason, 160)}); its own log-rankN.txt (log.txt: rank 0) "
                 f"says why; {RESUME}")
     if named:
         return f"{error}; {RESUME}" if type(error) is EngineError else str(error)
     raise error
 
 
-def require_agreement(engine, knobs: Knobs, outcomes: Outcomes, step: int) -> None:
-    """Compare what every rank must have decided alike with rank 0's, bit for bit: knobs, rows and bins of the step.
-
-    One collective of `engine`; every rank calls it. Raises Disagreement on every rank, with the first field that differs.
-    """
-    decided = {"rows": outcomes.rows.tolist(), "bins": outcomes.bins.tolist(), **asdict(knobs)}
-    gathered = engine.all_gather({name: repr(value) for name, value in decided.items()})
-    for rank, other in enumerate(gathered):
-        for name, value in other.items():
-            if value != gathered[0][name]:
-                raise Disagreement(f"step {step}: rank {rank} decided {name} = {_short(value)}, rank 0 {_short(gathered[0][name])}; every "
-                                   "rank must see the same data, configuration and code. Resume from the last checkpoint once they do")
-
-
-def _short(text: str, width: int = 80) -> str:
-    return text if len(text) <= width else f"{text[:width - 3]}..."
+def require_agreement(ranks: Ranks, knobs: Knobs, outcomes: Outcomes, step: int) -> None:
+    """Every rank has decided the same knobs, rows and bins for the step; Disagreement on every rank where one has not."""
+    ranks.agree({"rows": outcomes.rows.tolist(), "bins": outcomes.bins.tolist(), **asdict(knobs)}, f"step {step}")
 
 
 class Stop:
@@ -79,7 +63,7 @@ class Stop:
 
     def check(self, run: Run, steps_without_signal: int, steps_without_reward: int) -> None:
         """`steps_without_signal` and `steps_without_reward` are those in a row, the same on every rank."""
-        if run.learner.engine.all_reduce(np.array([float(self._signal)]), op="max")[0]:
+        if run.ranks.all_reduce(np.array([float(self._signal)]), op="max")[0]:
             self.code, self.reason = INTERRUPTED, "interrupted"
         elif steps_without_reward >= UNSCORED_STEPS:
             self.code, self.reason = GUARD, (f"no reward: in {steps_without_reward} steps in a row not one response could be scored, so "

@@ -32,10 +32,10 @@ class Batch:
 
     @classmethod
     def of(cls, run: Run, selection: Selection, step: int, refill: int = 0) -> "Batch":
-        engine = run.learner.engine
+        ranks = run.ranks
         entropy = [run.cfg.train.seed, step] + [refill] * (refill > 0)
         seeds = np.random.SeedSequence(entropy).generate_state(len(selection.rows))
-        mine = range(engine.rank, len(selection.rows), engine.world_size)
+        mine = ranks.mine(len(selection.rows))
         r = run.cfg.rollout
         sampling = Sampling(r.responses, r.max_new_tokens, r.temperature, r.top_p, r.top_k)
         each = None if selection.responses is None else [int(selection.responses[i]) for i in mine]
@@ -89,7 +89,7 @@ def roll_out(run: Run, step: int, wanted: int) -> Rollouts:
         if sum(t.sum() for t in taken) >= wanted:
             break
     chosen = np.sort(np.argsort(~np.concatenate(taken), kind="stable")[:wanted])
-    return _merge(parts, chosen, run.learner.engine.rank, run.learner.engine.world_size)
+    return _merge(parts, chosen, run.ranks.rank, run.ranks.world_size)
 
 
 def draw(run: Run, step: int, wanted: int) -> Drawn:
@@ -149,7 +149,7 @@ def ahead_state(run: Run) -> Optional[dict]:
         return None
     step, drawn, responses = waiting
     return {"step": step, "rows": drawn.selection.rows.tolist(), "bins": drawn.selection.bins.tolist(), "weights": list(drawn.weights),
-            "responses": run.learner.engine.all_gather([listed(r) for r in responses])}
+            "responses": run.ranks.all_gather([listed(r) for r in responses])}
 
 
 def restore_ahead(run: Run, state: Optional[dict]) -> None:
@@ -160,8 +160,8 @@ def restore_ahead(run: Run, state: Optional[dict]) -> None:
         run.log.warn(f"rollout.ahead is off now: the batch sampled ahead for step {state['step']} is dropped, and its prompts with it")
         return
     selection = Selection(np.array(state["rows"], np.int64), np.array(state["bins"], np.int64))
-    batch, engine = Batch.of(run, selection, state["step"]), run.learner.engine
-    mine = range(engine.rank, len(selection.rows), engine.world_size)
+    batch, ranks = Batch.of(run, selection, state["step"]), run.ranks
+    mine = ranks.mine(len(selection.rows))
     held, group = sum(len(part) for part in state["responses"]), batch.sampling.responses
     require(held == len(selection.rows) * group,
             f"rollout.responses: {group}, but the batch sampled ahead for step {state['step']} holds {held} responses to "
@@ -187,7 +187,7 @@ def _bounded_staleness(run: Run, responses: Sequence[Response], step: int) -> fl
 def staleness(run: Run, responses: Sequence[Response], step: int) -> float:
     """Weight versions by which the oldest response of all ranks lags behind the policy of this step."""
     lag = max((step - 1 - r.weight_version for r in responses), default=0)
-    return float(run.learner.engine.all_reduce(np.array([float(lag)]), op="max")[0])
+    return float(run.ranks.all_reduce(np.array([float(lag)]), op="max")[0])
 
 
 def score(run: Run, prompts: list[Prompt], responses: Sequence[Response]) -> tuple[np.ndarray, list[str], dict[str, int]]:
@@ -212,28 +212,28 @@ def gather_outcomes(run: Run, selection: Selection, responses: Sequence[Response
 
     G is the largest number of responses of any prompt; what was not sampled has reward NaN and length 0.
     """
-    engine, prompts = run.learner.engine, len(selection.rows)
+    ranks, prompts = run.ranks, len(selection.rows)
     counts = np.full(prompts, run.cfg.rollout.responses) if selection.responses is None else selection.responses
-    place = np.arange(counts.max()) < counts[engine.rank::engine.world_size, None]
+    place = np.arange(counts.max()) < counts[ranks.rank::ranks.world_size, None]
     local = [np.full(place.shape, empty) for empty in (np.nan, 0, False)]
     local[0][place], local[1][place] = rewards, [len(r.token_ids) for r in responses]
     local[2][place] = [r.finish_reason == "length" for r in responses]
     merged = [np.empty((prompts, values.shape[1]), values.dtype) for values in local]
-    for rank, part in enumerate(engine.all_gather(local)):
+    for rank, part in enumerate(ranks.all_gather(local)):
         for whole, values in zip(merged, part, strict=True):
-            whole[rank::engine.world_size] = values
+            whole[rank::ranks.world_size] = values
     return local[0], Outcomes(selection.rows, selection.bins, *merged)
 
 
 def sync(run: Run, version: int, token_ids: Sequence[int]) -> None:
     """Give the sampler the learner's weights and compare both on `token_ids`; raises SyncError on every rank alike."""
-    engine, tolerance = run.learner.engine, run.cfg.rollout.sync_tolerance
+    engine, ranks, tolerance = run.learner.engine, run.ranks, run.cfg.rollout.sync_tolerance
     if run.ahead:
         with run.log.phase("rollout"):
             run.ahead.wait()
     _load_weights(run, version)
     check = measure_sync(run.rollout, token_ids, run.learner.logp(token_ids))
-    worst = type(check)(*engine.all_reduce(np.array(check), op="max").tolist())
+    worst = type(check)(*ranks.all_reduce(np.array(check), op="max").tolist())
     if tolerance is None:
         tolerance = max(SYNC_TOLERANCE[str(run.rollout.dtype).removeprefix("torch.")], SYNC_TOLERANCE[run.cfg.model.dtype])
     require_sync(run.rollout, worst, tolerance, version, lambda: layer_fingerprints(engine.named_weights(), run.rollout.dtype))

@@ -17,6 +17,7 @@ import torch
 import xxhash
 
 from fastsched.config import ConfigError
+from fastsched.types import Ranks
 
 MARKER = "COMPLETE"
 ARRAYS = "groups.npz"
@@ -25,13 +26,10 @@ BLOCK = 1 << 24  # bytes read at a time
 
 
 class Saver(Protocol):
-    rank: int
-    world_size: int
+    ranks: Ranks
 
     def save(self, folder: Path) -> None: ...
     def load(self, folder: Path) -> int: ...
-    def barrier(self) -> None: ...
-    def all_gather(self, value: object) -> list: ...
 
 
 class CheckpointError(RuntimeError):
@@ -61,25 +59,25 @@ def save_checkpoint(run_dir: Path, step: int, learner: Saver, state: dict[str, A
     """
     final = run_dir / "checkpoints" / f"step-{step}"
     partial = final.with_name(f".partial-step-{step}")
-    if learner.rank == 0:
+    if learner.ranks.rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
     _all_write(learner, partial, lambda: partial.mkdir(parents=True, exist_ok=True))
     _all_write(learner, partial, lambda: learner.save(partial))
-    generators = learner.all_gather(_generators())
+    generators = learner.ranks.all_gather(_generators())
     body = json.dumps({"version": VERSION, "step": step, "generators": generators, **state})
-    _all_write(learner, partial, lambda: learner.rank or (partial / "state.json").write_text(body))
+    _all_write(learner, partial, lambda: learner.ranks.rank or (partial / "state.json").write_text(body))
     if arrays:
-        _all_write(learner, partial, lambda: learner.rank or np.savez(partial / ARRAYS, **arrays))
-    names = learner.all_gather(sorted(path.name for path in partial.iterdir()) if learner.rank == 0 else [])[0]
+        _all_write(learner, partial, lambda: learner.ranks.rank or np.savez(partial / ARRAYS, **arrays))
+    names = learner.ranks.all_gather(sorted(path.name for path in partial.iterdir()) if learner.ranks.rank == 0 else [])[0]
     digests: dict[str, list] = {}
-    mine = names[learner.rank::learner.world_size]
+    mine = names[learner.ranks.rank::learner.ranks.world_size]
     _all_write(learner, partial, lambda: digests.update({name: _digest(partial / name, sync=True) for name in mine}))
-    listed = {name: entry for part in learner.all_gather(digests) for name, entry in part.items()}
-    marker = {"version": VERSION, "step": step, "ranks": learner.world_size, "score": score, "files": dict(sorted(listed.items()))}
-    _all_write(learner, partial, lambda: learner.rank or _publish(partial, final, marker))
-    if learner.rank == 0:
+    listed = {name: entry for part in learner.ranks.all_gather(digests) for name, entry in part.items()}
+    marker = {"version": VERSION, "step": step, "ranks": learner.ranks.world_size, "score": score, "files": dict(sorted(listed.items()))}
+    _all_write(learner, partial, lambda: learner.ranks.rank or _publish(partial, final, marker))
+    if learner.ranks.rank == 0:
         _prune(run_dir, keep)
-    learner.barrier()
+    learner.ranks.barrier()
     return final
 
 
@@ -89,10 +87,10 @@ def _all_write(learner: Saver, partial: Path, write: Callable[[], object]) -> No
     try:
         write()
     except OSError as error:
-        problem = f"rank {learner.rank}: {error}"
-    problems = [p for p in learner.all_gather(problem) if p]
+        problem = f"rank {learner.ranks.rank}: {error}"
+    problems = [p for p in learner.ranks.all_gather(problem) if p]
     if problems:
-        if learner.rank == 0:
+        if learner.ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"checkpoint {partial.name.removeprefix('.partial-')} could not be written ({problems[0]}); the ones before "
                               "it are untouched. Make room or mend the disk, then continue with --resume")
@@ -158,12 +156,12 @@ def damage(folder: Path, *, checksums: bool = True) -> str:
     return ""
 
 
-def agree_on(folder: Optional[Path], learner: Saver) -> Optional[Path]:
+def agree_on(folder: Optional[Path], ranks: Ranks) -> Optional[Path]:
     """Rank 0's checkpoint, once every rank has seen all its files; raises ConfigError on all of them when one has not."""
-    chosen = learner.all_gather(folder)[0]
+    chosen = ranks.all_gather(folder)[0]
     if chosen is None:
         return None
-    found = learner.all_gather(damage(chosen, checksums=False))
+    found = ranks.all_gather(damage(chosen, checksums=False))
     for rank, problem in enumerate(found):
         if problem:
             raise ConfigError(f"--resume: rank {rank} does not see {chosen} as rank 0 does ({problem}); the run folder must be shared")
@@ -190,7 +188,7 @@ def restore(folder: Path, learner: Saver) -> tuple[dict[str, Any], int]:
     """Load the learner and this rank's random generators from `folder`; returns its state and the rank count that wrote it."""
     state = load_state(folder)
     ranks = learner.load(folder)
-    _set_generators(state["generators"][learner.rank % len(state["generators"])])
+    _set_generators(state["generators"][learner.ranks.rank % len(state["generators"])])
     return state, ranks
 
 

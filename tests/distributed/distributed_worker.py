@@ -24,13 +24,14 @@ from fastsched.config import (
     SchedulerConfig,
     TemporalConfig,
 )
-from fastsched.engines.learner.deepspeed_engine import DeepSpeedLearner, init_distributed
+from fastsched.engines.learner.deepspeed_engine import DeepSpeedLearner
 from fastsched.engines.models.loading import load_policy
+from fastsched.engines.ranks import init_distributed
 from fastsched.learn.learner import Learner
 from fastsched.learn.packing import Sample, pack
-from fastsched.loop.guards import Disagreement, require_agreement
+from fastsched.loop.guards import require_agreement
 from fastsched.record.checkpoint import CheckpointError, newest_intact, restore, save_checkpoint
-from fastsched.types import Knobs, Outcomes, Response
+from fastsched.types import Disagreement, Knobs, Outcomes, Response
 
 WORKER = Path(__file__)
 STAGES, ACCUMULATIONS, BALANCED = (0, 1, 2, 3), (1, 2, 4), (1, 3)
@@ -93,7 +94,7 @@ def train(learner: Learner, first: int = 1, last: int = STEPS, **changes) -> tup
             return backward(*args, **options)
 
         engine.backward = counted
-        responses, rewards, knobs = share(step, engine.rank, engine.world_size)
+        responses, rewards, knobs = share(step, engine.ranks.rank, engine.ranks.world_size)
         stats.append(asdict(learner.update(responses, rewards, replace(knobs, **changes), step)))
         engine.backward = backward
         counts.append(calls[0])
@@ -103,7 +104,7 @@ def train(learner: Learner, first: int = 1, last: int = STEPS, **changes) -> tup
 def tensors(learner: Learner) -> dict[str, np.ndarray]:
     found = {}
     for name, w in learner.engine.named_weights():
-        if learner.engine.rank == 0:
+        if learner.engine.ranks.rank == 0:
             time.sleep(0.001)  # G9: the others must wait inside the gather, not beside it
         found[f"policy.{name}"] = w.clone().numpy()
     return found | {f"average.{name}": w.clone().numpy() for name, w in learner.engine.average_weights()}
@@ -118,11 +119,11 @@ def splits(model: str, out: Path, results: dict) -> None:
             before = tensors(learner)
             stats, counts = train(learner, 1, 3)
             if accumulation == 1:
-                np.savez(out / f"at-3-stage-{stage}-rank-{engine.rank}.npz", **tensors(learner))
+                np.savez(out / f"at-3-stage-{stage}-rank-{engine.ranks.rank}.npz", **tensors(learner))
                 save_checkpoint(out / f"stage-{stage}", 3, engine, {}, keep=1)
             more, last = train(learner, 4, 4)
             after = tensors(learner)
-            np.savez(out / f"{name} rank {engine.rank}.npz", **after)
+            np.savez(out / f"{name} rank {engine.ranks.rank}.npz", **after)
             results[name] = {"stats": stats + more, "counts": counts + last,
                              "moved": {n: bool((after[n] != before[n]).any()) for n in after},
                              "reference": sum(p.numel() for p in engine.reference.policy.parameters())}
@@ -134,7 +135,7 @@ def balances(model: str, out: Path, results: dict) -> None:
     for stage in BALANCED:
         learner = make(model, out, stage, 4, balance=True)
         results[f"balanced, stage {stage}"] = dict(zip(("stats", "counts"), train(learner), strict=True))
-        np.savez(out / f"balanced, stage {stage} rank {learner.engine.rank}.npz", **tensors(learner))
+        np.savez(out / f"balanced, stage {stage} rank {learner.engine.ranks.rank}.npz", **tensors(learner))
         learner.engine.close()
 
 
@@ -149,7 +150,7 @@ def everything(model: str, out: Path, results: dict) -> None:
                                            temporal=TemporalConfig(mode="linear", proxy="random")))
     learner = Learner(DeepSpeedLearner(load_policy(model, MODEL), learner_cfg, MODEL), cfg, out, np.arange(P) % 2)
     results["everything"] = dict(zip(("stats", "counts"), train(learner, kl_gate=GATE, kl_coef=0.5), strict=True))
-    np.savez(out / f"everything rank {learner.engine.rank}.npz", **tensors(learner))
+    np.savez(out / f"everything rank {learner.engine.ranks.rank}.npz", **tensors(learner))
     learner.engine.close()
 
 
@@ -160,31 +161,31 @@ def resumes(model: str, out: Path, source: Path, shift: int, results: dict) -> N
         folder = newest_intact(source / f"stage-{stage}", print)
         _, ranks = restore(folder, learner.engine)
         name = f"{ranks} ranks, stage {stage}"
-        np.savez(out / f"loaded {name} rank {learner.engine.rank}.npz", **tensors(learner))
+        np.savez(out / f"loaded {name} rank {learner.engine.ranks.rank}.npz", **tensors(learner))
         results[f"resumed {name}"] = train(learner, 4, 4)[0]
-        np.savez(out / f"resumed {name} rank {learner.engine.rank}.npz", **tensors(learner))
+        np.savez(out / f"resumed {name} rank {learner.engine.ranks.rank}.npz", **tensors(learner))
         learner.engine.close()
 
 
 def refusals(model: str, out: Path, results: dict) -> None:
     """What one rank alone gets wrong, every rank must hear of."""
     learner = make(model, out, 3)
-    engine, rank = learner.engine, learner.engine.rank
+    engine, rank = learner.engine, learner.engine.ranks.rank
     rows = np.arange(P)
     outcomes = Outcomes(rows, rows % 2, np.ones((P, G)), np.ones((P, G), np.int64), np.zeros((P, G), bool))
-    require_agreement(engine, KNOBS, outcomes, 1)
+    require_agreement(engine.ranks, KNOBS, outcomes, 1)
     cases = {"kl_coef": (replace(KNOBS, kl_coef=float(np.nextafter(0.02, 1)) if rank else 0.02), outcomes),
              "weights": (replace(KNOBS, weights=(0.5, 0.5 + rank)), outcomes), "rows": (KNOBS, replace(outcomes, rows=rows + rank))}
     for name, (knobs, seen) in cases.items():
         try:
-            require_agreement(engine, knobs, seen, 7)
+            require_agreement(engine.ranks, knobs, seen, 7)
             results[f"differs: {name}"] = "accepted"
         except Disagreement as error:
             results[f"differs: {name}"] = str(error)
     run = out / "unwritable"
     save_checkpoint(run, 1, engine, {}, keep=2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if rank == engine.world_size - 1:
+    if rank == engine.ranks.world_size - 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         save_checkpoint(run, 2, engine, {}, keep=2)
@@ -193,7 +194,7 @@ def refusals(model: str, out: Path, results: dict) -> None:
         results["unwritable"] = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     results["left"] = sorted(p.name for p in (run / "checkpoints").iterdir())
-    engine.barrier()
+    engine.ranks.barrier()
     save_checkpoint(run, 3, engine, {}, keep=2)  # the same engine goes on
     engine.close()
 

@@ -12,8 +12,8 @@ import pytest
 from command_line import environment
 from distributed_worker import ACCUMULATIONS, BALANCED, STAGES, STEPS, WORKER, everything, resumes, splits
 
-from fastsched.engines.learner.deepspeed_engine import init_distributed, leave_distributed
 from fastsched.engines.models.tiny import random_tiny
+from fastsched.engines.ranks import init_distributed, leave_distributed
 
 CLOSE = 5e-5  # after four updates at lr 1e-3; Adam turns rounding of a small gradient into such a difference
 TOGETHER = ("loss", "entropy", "kl", "drift", "grad_norm", "ratio_deviation", "kept_fraction", "flat_groups", "clip_fraction")

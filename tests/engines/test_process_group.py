@@ -8,7 +8,7 @@ from command_line import ROOT, environment
 
 PROGRAM = """
 import torch.distributed as dist
-from fastsched.engines.learner.deepspeed_engine import init_distributed
+from fastsched.engines.ranks import init_distributed
 init_distributed()
 dist.barrier()
 init_distributed()  # a second call finds the group

@@ -1,7 +1,7 @@
 import pytest
 
-from fastsched.engines.learner.deepspeed_engine import init_distributed, leave_distributed
 from fastsched.engines.models.tiny import random_tiny
+from fastsched.engines.ranks import init_distributed, leave_distributed
 
 
 @pytest.fixture(scope="session")

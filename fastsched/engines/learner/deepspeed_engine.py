@@ -1,9 +1,7 @@
 """The learner engine: DeepSpeed ZeRO around the policy, with the averaged policy beside the fp32 master weights."""
 
 import copy
-import os
 from contextlib import nullcontext
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, Optional
@@ -11,7 +9,6 @@ from typing import Any, Callable, Iterator, Optional
 import deepspeed
 import numpy as np
 import torch
-from deepspeed import comm
 from fastsched_kernels.averaging import ema_and_drift_
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -23,35 +20,8 @@ from fastsched.engines.learner.master import MasterShards
 from fastsched.engines.learner.policy import Policy, weight_names
 from fastsched.engines.learner.reference_network import ReferenceNetwork
 from fastsched.engines.learner.shards import KINDS, ShardReader, write_shards
+from fastsched.engines.ranks import joined_ranks
 from fastsched.types import Head, MicroBatch, StepResult
-
-PATIENCE_S = 1800.0
-"""How long a collective waits for a rank that writes a checkpoint, prepares a model or evaluates; torch's own limit."""
-
-
-def init_distributed(timeout_s: float = PATIENCE_S) -> None:
-    """Join the launcher's process group, or make one of a single process, which needs no port that another run could hold.
-
-    A collective waits `timeout_s` for a rank that is late, in seconds.
-    """
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
-        os.environ.setdefault(name, value)
-    if not torch.cuda.is_available():
-        # Only DeepSpeed's inference collectives use this op; building it takes minutes and a killed build locks the next start.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if comm.is_initialized():
-        return
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    if os.environ["WORLD_SIZE"] == "1" and not torch.distributed.is_initialized():
-        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
-    deepspeed.init_distributed(backend, verbose=False, timeout=timedelta(seconds=timeout_s))
-
-
-def leave_distributed() -> None:
-    """Leave the process group, if there is one; a later `init_distributed` of this process makes a new one."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-    deepspeed.utils.groups._WORLD_GROUP = None  # a clone of the group that is gone
 
 
 class DeepSpeedLearner:
@@ -63,8 +33,8 @@ class DeepSpeedLearner:
 
     def __init__(self, model: nn.Module, cfg: LearnerConfig, model_cfg: ModelConfig, teacher: Optional[nn.Module] = None):
         self.cfg, self.dtype = cfg, getattr(torch, model_cfg.dtype)
-        self.rank, self.world_size = comm.get_rank(), comm.get_world_size()
-        self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+        self.ranks = joined_ranks()
+        self.device = self.ranks.device
         reference = copy.deepcopy(model) if cfg.kl != "none" else teacher  # the configuration allows one of them
         self.reference = None if reference is None else ReferenceNetwork(reference, zero_stage=cfg.zero_stage, dtype=self.dtype,
                                                                          device=self.device)
@@ -101,7 +71,7 @@ class DeepSpeedLearner:
         self._bins.begin(micro.bin)
         with self.reference.head(micro) if reference else nullcontext() as other:
             out = self.engine(micro, lambda head: loss(head, other))
-            self.engine.backward(out.loss * self.world_size)
+            self.engine.backward(out.loss * self.ranks.world_size)
         return out
 
     @torch.no_grad()
@@ -134,18 +104,18 @@ class DeepSpeedLearner:
     def take_gradient_squares(self) -> list[float]:
         """Squared gradient norm of each micro-batch since the last call, of its share of the global loss."""
         squares, self._micro_squares = self._micro_squares, []
-        return [float(s) / self.world_size**2 for s in squares]
+        return [float(s) / self.ranks.world_size**2 for s in squares]
 
     def take_bin_squares(self) -> dict[int, float]:
         """Squared norm, by difficulty bin, of this rank's summed gradient of that bin since the last call, as the same share."""
-        return {b: square / self.world_size**2 for b, square in self._bins.take().items()}
+        return {b: square / self.ranks.world_size**2 for b, square in self._bins.take().items()}
 
     @torch.no_grad()
     def update_average(self, alpha: float) -> float:
         """avg <- alpha avg + (1 - alpha) theta on the master shards; returns the drift ||theta - avg|| / ||avg|| over all ranks."""
         out = ema_and_drift_(self.average, self.master.shards(), alpha)
         sums = np.array([float(out.squared_drift), float(out.squared_norm)])
-        drift, norm = self.all_reduce(sums) if self.master.partitioned else sums
+        drift, norm = self.ranks.all_reduce(sums) if self.master.partitioned else sums
         if self.follows_average:
             self.refresh_reference()
         return float(np.sqrt(drift / norm)) if norm > 0 else float("nan")
@@ -175,26 +145,6 @@ class DeepSpeedLearner:
         for name, p in weight_names(self.policy):
             yield name, self.master.full(p, self.average)
 
-    def all_reduce(self, values: np.ndarray, op: str = "sum") -> np.ndarray:
-        """Elementwise sum or max over ranks, float64."""
-        if self.world_size == 1:
-            return values
-        tensor = torch.from_numpy(np.ascontiguousarray(values, np.float64)).to(self.device)
-        comm.all_reduce(tensor, op={"sum": comm.ReduceOp.SUM, "max": comm.ReduceOp.MAX}[op])
-        return tensor.cpu().numpy()
-
-    def all_gather(self, value: object) -> list:
-        """`value` of every rank, in rank order."""
-        out: list = [None] * self.world_size
-        if self.world_size == 1:
-            return [value]
-        torch.distributed.all_gather_object(out, value)
-        return out
-
-    def barrier(self) -> None:
-        if self.world_size > 1:
-            comm.barrier()
-
     def save(self, folder: Path) -> None:
         """This rank's master weights, optimizer and average below `folder`; every rank calls it.
 
@@ -204,16 +154,16 @@ class DeepSpeedLearner:
         first, second, step = self.master.moments()
         flat = lambda shards: [shard.reshape(-1) for shard in shards]
         state = dict(zip(KINDS, (flat(self.master.shards()), first, second, flat(self.average)), strict=True))
-        failures = [_failure(partial(write_shards, folder / f"shards-{self.rank}.safetensors", state, self.master.layout(), step))]
+        failures = [_failure(partial(write_shards, folder / f"shards-{self.ranks.rank}.safetensors", state, self.master.layout(), step))]
         files = [("policy", self.named_weights(), self.dtype), ("average", self.average_weights(), torch.float32)]
         if self.cfg.reference == "copy":
             files.append(("reference", self.reference.named_weights(), self.dtype))
         for name, weights, dtype in files:
             full = {}
             for n, w in weights:
-                if self.rank == 0:
+                if self.ranks.rank == 0:
                     full[n] = w.to("cpu", dtype, copy=True).contiguous()
-            if self.rank == 0:
+            if self.ranks.rank == 0:
                 failures.append(_failure(partial(save_file, full, folder / f"{name}.safetensors", metadata={"format": "pt"})))
         if any(failures):
             raise OSError(next(filter(None, failures)))
