@@ -129,7 +129,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_checkpoint import OneArray
+from one_array import OneArray
 from fastsched.record.checkpoint import save_checkpoint
 
 class Dying(OneArray):
