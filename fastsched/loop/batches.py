@@ -11,14 +11,16 @@ from fastsched.loop.buffers import Group
 from fastsched.loop.rollouts import Rollouts, join_outcomes, one_batch, roll_out, staleness
 from fastsched.types import Outcomes, Selection
 
+ROUNDS = 4  # generations of one step at most, while no screened group is complete
+
 
 def train_batch(run: Run, step: int) -> Rollouts:
     """This rank's groups of the step; `outcomes` are those of everything that was rolled out now, never of replayed groups.
 
     With `rollout.sleep` the sampler sleeps from here to the next sync.
     """
-    make = {"speed": screened, "dots": replayed}.get(run.cfg.scheduler.kind, roll_out)
-    rolled = make(run, step, run.cfg.train.prompts_per_step)
+    make = {"plain": roll_out, "screened": screened, "replayed": replayed}
+    rolled = make[run.cfg.scheduler.traits.batch](run, step, run.cfg.train.prompts_per_step)
     if run.cfg.rollout.sleep:
         run.rollout.sleep()
     return rolled
@@ -29,13 +31,13 @@ def screened(run: Run, step: int, wanted: int) -> Rollouts:
 
     One generation fuses the remaining responses of the `wanted` groups that have waited longest, fewer when there are not so many,
     with the screen of new candidates, of which those with 0 < success rate < 1 wait from then on. A generation that found no
-    group waiting (the first step's) is followed by another; the last of `speed.rounds` completes candidates that did not pass,
+    group waiting (the first step's) is followed by another; the last of ROUNDS completes candidates that did not pass,
     so that a step always trains something and the guard against runs without signal sees it.
     """
-    rounds, rejected, parts = run.cfg.scheduler.speed.rounds, [], []
-    for number in range(rounds):
+    rejected, parts = [], []
+    for number in range(ROUNDS):
         waiting = run.buffer.take(wanted)
-        if not waiting and number == rounds - 1:
+        if not waiting and number == ROUNDS - 1:
             waiting = _gathered(run, rejected)[:wanted]
         part, groups = _fused(run, step, number, waiting, wanted)
         parts.append(part)

@@ -252,7 +252,7 @@ def test_data_that_cannot_be_scheduled_is_an_error(changes, message):
 
 @pytest.mark.parametrize("changes", [
     {"success_beta": 1.0}, {"statistics_beta": -0.1}, {"informativeness_temperature": 0.0}, {"r_threshold": 2.0},
-    {"r_threshold_step": -0.1}, {"dead_band": -1.0}, {"average": CoefficientConfig(1.0, 0.9, 1.5)},
+    {"r_threshold_step": -0.1}, {"average": CoefficientConfig(1.0, 0.9, 1.5)},
     {"lr_scale_floor": 1.5}, {"fixed_weights": (0.0, 0.0)}, {"fixed_weights": (-1.0, 2.0)},
 ])
 def test_configuration_no_rule_can_use_is_an_error(changes):
