@@ -15,6 +15,7 @@ from typing import Iterator, Sequence
 
 from fastsched.config import BAD_INPUT, DONE, GUARD, INTERRUPTED, Config, ConfigError, FeaturesMissing
 from fastsched.config.arguments import config_parser, parse_config, preset_names, preset_path
+from fastsched.config.help import short_help
 from fastsched.types import EngineError
 
 
@@ -57,14 +58,14 @@ def _cleaning_up(wanted: bool) -> Iterator[None]:
 
 def _train(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
-        _print(config_parser().format_help())
+        _print(config_parser().format_help() if "all" in arguments else short_help())
         return DONE
     own, rest = _train_parser().parse_known_args(arguments)
     source = _source(own)
     run_dir = Path(own.run_dir or f"runs/{own.preset or Path(own.config or 'train').stem}")
     if own.resume and not source:
         source = str(run_dir / "config.yaml")
-    cfg = _config(source, rest)
+    cfg = _config(source, rest, resumed=own.resume)
     if own.dry_run:
         from fastsched.commands.dry_run import dry_run
 
@@ -83,7 +84,7 @@ def _cluster(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
         _print("usage: fastsched cluster [--preset NAME | --config FILE.yaml] [--section.key VALUE ...]\n\n"
                "Embedding, difficulty and cluster of every training row, by the base policy of the configuration (model.name).\n"
-               "The keys are those of `fastsched train --help`; its own are features.*. A killed run goes on where it stopped.")
+               "The keys are those of `fastsched train --help all`; its own are features.*. A killed run goes on where it stopped.")
         return DONE
     own, rest = _source_parser("cluster").parse_known_args(arguments)
     cfg = _config(_source(own), rest)
@@ -98,8 +99,9 @@ def _source(own: argparse.Namespace) -> str | None:
     return str(preset_path(own.preset)) if own.preset else own.config
 
 
-def _config(source: str | None, overrides: list[str]) -> Config:
-    return parse_config((["--config", source] if source else []) + overrides)
+def _config(source: str | None, overrides: list[str], *, resumed: bool = False) -> Config:
+    """`resumed`: keys that were removed since and change nothing are left out; the log of the run names those of its own file."""
+    return parse_config((["--config", source] if source else []) + overrides, warn=(lambda line: None) if resumed else None)
 
 
 def _source_parser(command: str) -> argparse.ArgumentParser:

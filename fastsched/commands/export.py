@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fastsched.commands.run_folder import checkpoint_for, require_empty
 from fastsched.config import ConfigError
-from fastsched.config.arguments import parse_config
+from fastsched.config.arguments import run_config
 
 
 def export_run(run_dir: Path, out: Path, *, average: bool, best: bool = False) -> Path:
@@ -18,7 +18,7 @@ def export_checkpoint(run_dir: Path, checkpoint: Path, out: Path, *, average: bo
     """The same of one checkpoint, which is known to be intact, into a folder that is empty or not there."""
     from fastsched.loop.prepare import prepare_model
 
-    cfg = parse_config(["--config", str(run_dir / "config.yaml")])
+    cfg = run_config(run_dir)
     model_path = prepare_model(cfg)
     try:
         out.mkdir(parents=True, exist_ok=True)

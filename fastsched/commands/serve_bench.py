@@ -15,7 +15,7 @@ import numpy as np
 from fastsched.commands.export import export_checkpoint
 from fastsched.commands.run_folder import checkpoint_for
 from fastsched.config import Config, ConfigError, require
-from fastsched.config.arguments import parse_config
+from fastsched.config.arguments import run_config
 from fastsched.engines.models.loading import load_tokenizer, stop_token_ids
 from fastsched.engines.rollout.server_process import ServerError, ServerProcess, engine_options
 from fastsched.loop.prepare import load_data
@@ -56,7 +56,7 @@ def serve_bench(run_dir: Path, *, batch: int, requests: int, max_new_tokens: int
     checkpoint = checkpoint_for(run_dir, "serve-bench", best=False)
     with tempfile.TemporaryDirectory() as folder:
         model = export_checkpoint(run_dir, checkpoint, Path(folder) / "model", average=average)
-        cfg = parse_config(["--config", str(run_dir / "config.yaml")])
+        cfg = run_config(run_dir)
         load = Load(batch, requests, max_new_tokens or cfg.rollout.max_new_tokens, cfg.rollout.temperature,
                     stop_token_ids(model, cfg.model.trust_remote_code))
         prompts = _held_out(cfg, model)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastsched.commands.run_folder import require_run, require_writable
 from fastsched.config import GUARD, INTERRUPTED, Config, ConfigError
-from fastsched.config.arguments import changed_keys, parse_config
+from fastsched.config.arguments import changed_keys, run_config
 from fastsched.record.checkpoint import newest_intact, step_of
 from fastsched.record.log import RunLog
 from fastsched.record.tables import complete_lines
@@ -94,5 +94,5 @@ def _say_what_resumes(log: RunLog, cfg: Config, run_dir: Path, checkpoint: Path 
         log.warn(f"--resume: no complete checkpoint below {run_dir / 'checkpoints'}; starting again from step 1")
     for partial in (run_dir / "checkpoints").glob(".partial-*"):
         log.warn(f"{partial.name} was never completed and is ignored")
-    for change in changed_keys(parse_config(["--config", str(run_dir / "config.yaml")]), cfg):
+    for change in changed_keys(run_config(run_dir, warn=lambda line: log.warn(f"--resume: {line}")), cfg):
         log.warn(f"--resume: {change}")
