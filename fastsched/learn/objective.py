@@ -135,7 +135,7 @@ class Objective:
 
     def _head(self, head: Head) -> dict:
         return dict(temperature=self.rollout.temperature, softcap=head.softcap, bias=head.bias, chunk_rows=self.learner.chunk_rows,
-                    implementation=self.learner.head)
+                    filter_eps=self.learner.filter_eps, implementation=self.learner.head)
 
 
 @torch.no_grad()
