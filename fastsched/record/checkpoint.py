@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Protocol
 
 import numpy as np
-import torch
 import xxhash
 
 from fastsched.config import ConfigError
@@ -211,6 +210,8 @@ def _digest(path: Path, *, sync: bool = False) -> list:
 
 
 def _generators() -> dict[str, Any]:
+    import torch
+
     name, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -221,6 +222,8 @@ def _generators() -> dict[str, Any]:
 
 
 def _set_generators(saved: dict[str, Any]) -> None:
+    import torch
+
     version, internal, gauss = saved["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(tuple(saved["numpy"]))
