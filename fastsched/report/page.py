@@ -15,7 +15,8 @@ from jinja2 import Environment, StrictUndefined
 
 from fastsched.config import ConfigError
 from fastsched.record.tables import COLUMNS, OPTIONAL_COLUMNS, replace_text
-from fastsched.report.plots import COLOURS, PLOTS, phase_seconds, write_plots
+from fastsched.report.axes import COLOURS
+from fastsched.report.plots import PLOTS, phase_seconds, write_plots
 from fastsched.report.runs import SETTLED, TOKEN_GROUPS, Arm, Run, TokenScores, arms_of, in_window_share, last, load_run, mean_accuracy
 from fastsched.report.template import PAGE
 from fastsched.report.trajectory_plots import TRAJECTORY_PLOTS, write_token_plot
