@@ -36,9 +36,9 @@ from fastsched.loop.buffers import GroupBuffer, make_buffer
 from fastsched.loop.evaluation import Evaluator
 from fastsched.loop.features import feature_lines, find_features
 from fastsched.loop.guards import RESUME
+from fastsched.loop.outcomes import Scorer
 from fastsched.loop.prepare import data_lines, load_data, prepare_model, require_packable, require_share
 from fastsched.loop.rollouts import RolloutSource
-from fastsched.loop.scoring import Scorer
 from fastsched.record.log import RunLog
 from fastsched.types import SAMPLER_ERRORS, EngineError, Features, StartError
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from fastsched.groups import flat_groups, mixed_groups
 from fastsched.loop.buffers import Group, GroupBuffer
+from fastsched.loop.outcomes import join_outcomes
 from fastsched.loop.rollouts import Rollouts, RolloutSource
-from fastsched.loop.scoring import join_outcomes
 from fastsched.types import Outcomes, Ranks, Selection
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from fastsched.config import Config, DataConfig
 from fastsched.data.datasets import PromptSet
 from fastsched.engines.rollout.contract import RolloutEngine
-from fastsched.loop.scoring import Scorer
+from fastsched.loop.outcomes import Scorer
 from fastsched.record.log import RunLog
 from fastsched.types import Ranks, Sampling
 

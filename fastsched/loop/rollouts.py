@@ -11,7 +11,7 @@ from fastsched.data.datasets import PromptSet
 from fastsched.engines.rollout.contract import RolloutEngine
 from fastsched.engines.rollout.weights import SyncError
 from fastsched.groups import flat_groups
-from fastsched.loop.scoring import Scorer, gather_outcomes, join_outcomes
+from fastsched.loop.outcomes import Scorer, gather_outcomes, join_outcomes
 from fastsched.record.log import RunLog
 from fastsched.types import Outcomes, Prompt, Ranks, Response, Sampling, Selection
 

@@ -8,7 +8,7 @@ import base64
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Sequence
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
@@ -37,7 +37,7 @@ class Table:
     colours: Sequence[str] = ()
 
 
-def write_report(run_dirs: Sequence[Path], out: Path, tokens: Optional[TokenScores] = None) -> Path:
+def write_report(run_dirs: Sequence[Path], out: Path, tokens: TokenScores | None = None) -> Path:
     """Writes `out`/report.html and `out`/plots/*.png from run folders, finished or going on; returns the HTML's path.
 
     `out` may also name the HTML file itself. With `tokens`, also tp_score.csv beside it, a figure and a table of them.

@@ -11,8 +11,8 @@ from fastsched.data.rewards import RewardPool
 from fastsched.engines.models.loading import load_tokenizer, stop_token_ids
 from fastsched.engines.ranks import Ranks
 from fastsched.engines.rollout.opening import open_rollout
+from fastsched.loop.outcomes import Scorer
 from fastsched.loop.rollouts import RolloutSource
-from fastsched.loop.scoring import Scorer
 from fastsched.record.log import RunLog
 
 

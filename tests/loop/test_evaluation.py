@@ -10,7 +10,7 @@ import pytest
 from fastsched.config import DataConfig
 from fastsched.engines.ranks import Ranks
 from fastsched.loop.evaluation import Evaluator, bin_labels
-from fastsched.loop.scoring import Scorer
+from fastsched.loop.outcomes import Scorer
 
 
 class Pool:

@@ -10,8 +10,8 @@ from fastsched.loop.ahead import AheadSource, LookAhead, group_of, response_to_j
 from fastsched.loop.batches import train_batch
 from fastsched.loop.buffers import make_buffer
 from fastsched.loop.guards import why_stopped
+from fastsched.loop.outcomes import gather_outcomes
 from fastsched.loop.rollouts import Rollouts, merge
-from fastsched.loop.scoring import gather_outcomes
 from fastsched.loop.sync import load_weights
 from fastsched.types import EngineError, Outcomes, Response, Selection
 
