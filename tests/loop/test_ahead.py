@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from command_line import ROOT, environment
 from processes import children, members, wait_until
-from whole_run import rows, wait_for_row
+from whole_run import graded, rows, wait_for_row
 
 from fastsched.engines.rollout.weights import SyncError
 from fastsched.loop.ahead import LookAhead, response_from_json, response_to_json
@@ -74,11 +74,10 @@ def test_a_response_survives_json_bit_for_bit():
 @pytest.mark.slow
 def test_ahead_on_a_server_and_resume_repeat_every_digit(fastsched, tmp_path, random_model):
     """Straight against resumed from the middle: the batch in flight at the checkpoint is part of it."""
-    (tmp_path / "graded.py").write_text("def score(response, **_):\n    return sum(map(ord, response)) % 7 / 7\n")
     options = ["--rollout.ahead", "1", "--train.steps", "4", "--train.checkpoint_every", "2", "--reward.kind", "graded:score"]
-    extra = {"PYTHONPATH": f"{tmp_path}:{environment().get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    extra = {"PYTHONPATH": f"{graded(tmp_path)['PYTHONPATH']}:{environment().get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    done = fastsched(*on_servers(random_model, straight, *options), timeout=290, **extra)
+    done = fastsched(*on_servers(random_model, straight, *options), timeout=290, process=True, **extra)
     assert done.returncode == 0, done.stdout + done.stderr
     table = rows(straight)
     assert [float(row["staleness"]) for row in table] == [0, 1, 1, 1]
@@ -86,7 +85,7 @@ def test_ahead_on_a_server_and_resume_repeat_every_digit(fastsched, tmp_path, ra
     assert deviations[0] < 1e-4 < min(deviations[1:])  # stale responses carry the log-probabilities of the weights that sampled them
     shutil.copytree(straight, resumed)
     shutil.rmtree(resumed / "checkpoints/step-4")
-    again = fastsched(*on_servers(random_model, resumed, *options), "--resume", timeout=290, **extra)
+    again = fastsched(*on_servers(random_model, resumed, *options), "--resume", timeout=290, process=True, **extra)
     assert again.returncode == 0 and "next is step 3" in again.stdout, again.stdout + again.stderr
     assert rows(resumed) == table
     assert (resumed / "samples.jsonl").read_text() == (straight / "samples.jsonl").read_text()
