@@ -78,7 +78,7 @@ def test_keys_files_and_modules_that_a_page_names_exist(page):
 
 def test_a_key_or_file_that_does_not_exist_is_found(tmp_path):
     text = ("`rollout.ahed`, `--learner.los gspo`, `scheduler.ads` and `scheduler.ads.size`, `train.py`, `scheduler.observe(x)`\n"
-            "`fastsched/nothing.py`, `fastsched/train.py`, `nothing.py`, `bench.nothing`, `fastsched_kernels.linear.policy_loss`, `log.txt`")
+            "`fastsched/nothing.py`, `fastsched/train.py`, `nothing.py`, `bench.nothing`, `fastsched_kernels.linear.policy_loss`")
     assert [key for key in keys(text) if missing_key(key)] == ["rollout.ahed", "learner.los"]
     (tmp_path / "page.md").write_text(text)
     assert missing_path(tmp_path / "page.md") == ["fastsched/nothing.py", "nothing.py", "bench.nothing"]
