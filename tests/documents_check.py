@@ -172,7 +172,7 @@ def missing_path(page: Path) -> list[str]:
     for span in spans(page.read_text()):
         if re.fullmatch(r"(fastsched|fastsched_kernels|bench)(\.\w+)+", span):
             missing += [span] * (not _module_or_attribute(span))
-        elif re.fullmatch(rf"({'|'.join(FOLDERS)})/[\w./*-]*|[\w./-]+({'|'.join(SOURCES)})", span):
+        elif re.fullmatch(rf"({'|'.join(map(re.escape, FOLDERS))})/[\w./*-]*|[\w./-]+({'|'.join(map(re.escape, SOURCES))})", span):
             there = any(ROOT.glob(span)) if "*" in span else known(span.rstrip("/"))
             missing += [span] * (span not in OF_A_RUN and not there)
     return missing
