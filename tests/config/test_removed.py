@@ -74,6 +74,6 @@ def test_an_older_run_that_had_another_value_does_not_go_on(tmp_path, capsys):
 def test_resume_accepts_what_the_run_had(tmp_path, capsys, monkeypatch):
     """The line itself is the run's log's: commands/train.py says what differs from the run's own file."""
     seen = []
-    monkeypatch.setattr("fastsched.commands.train.train", lambda cfg, run_dir, *, resume: seen.append((cfg, resume)) or 0)
+    monkeypatch.setattr("fastsched.commands.train.train_and_report", lambda cfg, run_dir, *, resume: seen.append((cfg, resume)) or 0)
     assert main(["train", "--resume", "--run_dir", str(older_run(tmp_path))]) == 0
     assert seen == [(Config(), True)] and capsys.readouterr().err == ""
