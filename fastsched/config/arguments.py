@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import re
 import sys
 from importlib import resources
@@ -27,6 +28,7 @@ def preset_path(name: str) -> Path:
     return Path(str(PRESETS / f"{name}.yaml"))
 
 
+@functools.cache
 def config_parser() -> ArgumentParser:
     """Every field of Config as a dotted option, with the string below the field as its help."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
