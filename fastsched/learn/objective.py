@@ -144,7 +144,7 @@ class StepObjective:
 
     def _head(self, head: Head) -> dict:
         return dict(temperature=self.rollout.temperature, softcap=head.softcap, bias=head.bias, chunk_rows=self.learner.chunk_rows,
-                    implementation=self.learner.head)
+                    filter_eps=self.learner.filter_eps, implementation=self.learner.head)
 
 
 @torch.no_grad()
