@@ -15,6 +15,7 @@ from documents_check import check_command, commands, keys, links, missing_key, m
 
 from bench.documents import metrics_page, with_results
 from fastsched.config.arguments import parse_config
+from fastsched.learn.losses import LOSSES
 
 PAGES = pages()
 COMMANDS = sorted({command for page in PAGES for command in commands(page.read_text())})
@@ -110,6 +111,13 @@ def test_code_blocks_run_and_settings_parse(page, tmp_path):
 def test_a_fence_names_its_language(page):
     opened = re.findall(r"^```(\w*)$", page.read_text(), re.MULTILINE)[::2]
     assert set(opened) <= {"bash", "python", "yaml", "text", "diff"}
+
+
+def test_the_losses_of_the_page_are_those_of_the_table():
+    page = (ROOT / "docs/objectives.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`.*\| ([^|]+) \|$", page[page.index("## Losses"):page.index("### Distillation")], re.MULTILINE)
+    clips = {name: tuple(float(x) for x in re.findall(r"\d[\d.e-]*", clip)) or None for name, clip in rows}
+    assert clips == {name: loss.clip for name, loss in LOSSES.items()}
 
 
 def test_generated_parts_are_fresh():
