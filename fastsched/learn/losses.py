@@ -25,7 +25,7 @@ class Loss:
     distill: float
     """Weight of log pi_teacher - log pi in the advantage, to which `learner.distill` adds."""
     clip: tuple[float, float] | None
-    """Lower and upper clip that it was published with; None: no clip, or none that was stated. For `learner.clip`; nothing reads it."""
+    """Lower and upper clip that it was published with; None: no clip, or none that was stated. What acts is `learner.clip`."""
     arxiv: str
 
     def __post_init__(self):

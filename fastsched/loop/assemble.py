@@ -45,6 +45,7 @@ from fastsched.types import SAMPLER_ERRORS, EngineError, Features, StartError
 LATE_S = 60.0
 """How much longer a collective waits than a call into the sampler, so that the rank whose sampler hangs can say so."""
 
+
 @dataclass(frozen=True)
 class Training:
     """The parts of a training run, wired to one another."""

@@ -1,6 +1,8 @@
 """The table of losses: the names that can be configured, what each column does, and a new loss as a row of it."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -52,6 +54,16 @@ def test_a_new_loss_is_a_row(model_path, tmp_path, monkeypatch):
         found[name] = gradient(learner, responses, rewards, knobs)[1]
         assert_same(found[name], plain_gradient(model_path, learner.cfg, knobs, responses, rewards, keep=keep, old="sampler"))
     assert min(difference(found[name], found["gspo_over_tokens"]) for name in ("gspo", "dapo")) > 1e-2
+
+
+def test_the_page_on_objectives_shows_the_table():
+    """Every loss with its ratio's level and the clip it was published with."""
+    lines = (Path(__file__).parents[2] / "docs/objectives.md").read_text().splitlines()
+    for name, row in LOSSES.items():
+        cells = next(line for line in lines if line.startswith(f"| `{name}`")).split("|")[1:-1]
+        assert cells[2].strip().startswith({"token": "token", "sequence": "response"}[row.level]), name
+        assert [float(x) for x in re.findall(r"[\d.]+(?:e-\d+)?", cells[5])] == list(row.clip or ()), name
+        assert set(re.findall(r"arXiv (\S+?)\)", cells[0])) <= {row.arxiv}, name
 
 
 def test_rpg_has_no_sequence_level_and_no_teacher():
