@@ -48,6 +48,7 @@ def test_no_worse_than_pytorch_in_the_same_dtype(dtype, implementation, name):
     eager_loss, eager_out, eager = truth(tensors, target, options, dtype)
     with poisoned_empty():
         loss, out, grads = ours(tensors, target, options, chunk_rows=10, implementation=implementation)
+    assert torch.equal(out.clipped, true_out.clipped)
     assert_no_worse(loss, eager_loss.to(dtype), true_loss, "loss")
     assert_no_worse(out.ratio, eager_out.ratio.to(dtype), true_out.ratio, "ratio")
     assert_no_worse(out.kl, eager_out.kl.to(dtype), true_out.kl, "kl")
