@@ -19,15 +19,6 @@ if not torch.cuda.is_available():
         import triton.language  # noqa: F401
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """For --dist loadgroup: a file stays in one process, where what its tests share is built once; whole runs, long and on their own,
-    are dealt out one by one, and last, so that both processes end together."""
-    for item in items:
-        if item.path.parent.name != "whole" and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
-
-
 @pytest.fixture(scope="session")
 def command():
     """`fastsched.cli.main`, with everything imported that a run imports: a logger must not keep the console of the first test."""

@@ -227,7 +227,6 @@ def one_rank(command, tmp_path_factory, random_model):
     return reward, folder / "one"
 
 
-@pytest.mark.xdist_group("one_rank")
 @pytest.mark.parametrize("launcher", LAUNCHED)
 def test_two_ranks_under_a_launcher(fastsched, tmp_path, random_model, one_rank, launcher):
     """The same metrics as one rank in ZeRO-1, to fp32 tolerance: prompts, seeds and denominators are global. In the second step, with
