@@ -9,24 +9,30 @@ from pathlib import Path
 from fastsched.config import ConfigError, default_cache_dir
 
 REQUIREMENTS = {"trl": Path(__file__).with_name("trl.txt")}
+ZERO_1 = {"zero_optimization": {"stage": 1}, "bf16": {"enabled": "auto"}, "gradient_clipping": "auto",
+          "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "zero_allow_untested_optimizer": True}
 CANDIDATES = {
     "tiny": {
         "transformers generate": {"weights": "float32", "autocast": False, "parts": 1},
         "transformers generate, 4 micro-batches": {"weights": "float32", "autocast": False, "parts": 4},
         "continuous batching": {"weights": "float32", "autocast": False, "parts": 1,
-                                "options": {"use_transformers_continuous_batching": True}},
+                                "options": {"use_transformers_continuous_batching": True,
+                                            "transformers_continuous_batching_config": {"max_memory_percent": 0.02}}},
         "vLLM colocated": {"weights": "float32", "autocast": False, "parts": 1, "vllm": True},
     },
     "smollm2": {
         "transformers generate, autocast": {"weights": "float32", "autocast": True, "parts": 1},
         "transformers generate, autocast, 4 micro-batches": {"weights": "float32", "autocast": True, "parts": 4},
+        "transformers generate, DeepSpeed ZeRO-1": {"weights": "float32", "autocast": True, "parts": 4, "deepspeed": True,
+                                                    "options": {"deepspeed": ZERO_1}},
         "vLLM colocated, autocast": {"weights": "float32", "autocast": True, "parts": 4, "vllm": True},
         "transformers generate, bf16 weights, no fp32 master": {"weights": "bfloat16", "autocast": False, "parts": 4, "other": True},
     },
 }
-"""`weights`: dtype of the parameters and of the optimizer's state; `autocast`: bf16 products over fp32 weights; `parts`: micro-batches
-of a step; `options`: further arguments of GRPOConfig; `other`: another optimizer than ours (its weights are rounded to bf16 after every
-step), tried and shown, never chosen."""
+"""`weights`: dtype of the parameters as loaded, and of the optimizer's state; `autocast`: bf16 products over fp32 weights; `parts`:
+micro-batches of a step; `vllm`, `deepspeed`: the package is used (else it is hidden); `options`: further arguments of GRPOConfig; `other`:
+another optimizer than ours (its weights are rounded to bf16 after every step), tried and shown, never chosen. Continuous batching would
+take most of the machine's memory for its cache."""
 
 
 def requirement(peer: str) -> str:

@@ -4,6 +4,7 @@ What is timed are the trainer's own methods of the pinned version; nothing of it
 """
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,6 +109,12 @@ def configuration(job: Job, out: Path) -> GRPOConfig:
     )
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def vllm_options(job: Job) -> dict:
     if not job.candidate.get("vllm"):
         return {"use_vllm": False}
@@ -136,6 +143,8 @@ def evaluate(job: Job, trainer: GRPOTrainer, tokenizer) -> dict[str, float]:
 
 def measure(job: Job, out: Path) -> dict:
     """Seconds by phase and step, what TRL logged of each step, and success before and after where the job asks for it."""
+    if job.candidate.get("deepspeed"):  # which would look for a launcher
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     config = configuration(job, out)
     tokenizer = AutoTokenizer.from_pretrained(job.model)
     model = AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.candidate["weights"]))
