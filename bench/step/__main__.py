@@ -24,8 +24,9 @@ from fastsched.config import BAD_INPUT, DONE, INTERRUPTED, ConfigError, require
 from fastsched.report.runs import load_run
 
 TRIAL_STEPS = 2
-STALE = 0.1
-"""Nats between the peer's sampler and its learner from which on a configuration does not count as working."""
+TRIAL_FASTER, STALE = 10.0, 0.1
+"""A configuration is tried at ten times the learning rate, so that a sampler which missed the first update shows in the second step: more
+than so many nats between sampler and learner, and it does not count as working."""
 IMPORT_VLLM = """
 import sys, torch, transformers
 from fastsched.record.environment import peak_memory_gb
@@ -90,7 +91,7 @@ def tried(bench: Bench, number: int, candidate: dict) -> dict:
 def attempt(bench: Bench, name: str, candidate: dict) -> dict:
     say(bench, name)
     try:
-        steps = run_peer(bench, name, candidate, bench.work.tokens[0], TRIAL_STEPS)["steps"]
+        steps = run_peer(bench, name, candidate, bench.work.tokens[0], TRIAL_STEPS, faster=TRIAL_FASTER)["steps"]
     except Failed as failure:
         return {"failed": str(failure).removeprefix("bench.step: ").split(" (all of it")[0]}
     deviation = steps[-1]["deviation"]

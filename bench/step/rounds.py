@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -66,11 +66,13 @@ def run_ours(bench: Bench, name: str, tokens: int, steps: int, seed: int = 0, cu
     return keep(file, result)
 
 
-def run_peer(bench: Bench, name: str, candidate: dict, tokens: int, steps: int, seed: int = 0, curve: bool = False) -> dict:
-    """The same of TRL's trainer, with `candidate`, a configuration of it."""
+def run_peer(bench: Bench, name: str, candidate: dict, tokens: int, steps: int, seed: int = 0, curve: bool = False,
+             faster: float = 1.0) -> dict:
+    """The same of TRL's trainer, with `candidate`, a configuration of it, at `faster` times the learning rate."""
     file, job = bench.folder / f"{name}.json", bench.folder / f"{name}.job.json"
     if not file.exists():
-        make_job(config(bench.work, tokens, steps, seed, curve), candidate, curve).write(job)
+        asked = make_job(config(bench.work, tokens, steps, seed, curve), candidate, curve)
+        replace(asked, lr=faster * asked.lr).write(job)
         started(bench, name, ["bench.step.trl_process", str(job), str(file)], bench.peer_path)
     return kept(file)
 

@@ -34,7 +34,7 @@ class Workload:
 
 
 WORKLOADS = {
-    "tiny": Workload("tiny-cpu", 32, (8, 32), rounds=5, steps=21),
+    "tiny": Workload("tiny-cpu", 32, (8, 32), rounds=3, steps=21),
     "smollm2": Workload("smollm2-cpu", 16, (16,), rounds=3, steps=3,
                         options=("--data.digits", "[1,2]", "--data.prefill", "null", "--data.size", "20000")),
 }

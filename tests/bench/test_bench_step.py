@@ -135,3 +135,20 @@ def test_a_job_is_read_as_it_was_written(tmp_path):
     job = Job("folder", "exact_number", ["a"], ["1"], 1, 8, 16, 64, 3, 0, 1.0, 1e-3, [0.9, 0.999], 0.0, 1.0, [0.2, 0.28], {"parts": 1})
     job.write(tmp_path / "job.json")
     assert Job.read(tmp_path / "job.json") == job
+
+
+@pytest.mark.parametrize(("deviation", "works"), [(None, True), (0.02, True), (0.5, False)])
+def test_a_configuration_whose_sampler_missed_the_update_does_not_work(tmp_path, monkeypatch, deviation, works):
+    asked = []
+
+    def tried(bench, name, candidate, tokens, count, faster):
+        asked.append((tokens, count, faster))
+        return {"steps": [{**step, "deviation": deviation} for step in steps(9, 4)]}
+
+    monkeypatch.setattr(command, "run_peer", tried)
+    verdict = command.attempt(rounds.Bench("tiny", WORKLOADS["tiny"], tmp_path, None), "trial-0", {})
+    assert asked == [(8, 2, 10.0)]
+    if works:
+        assert verdict == {"seconds": 4.0, "memory_gb": 2.0, "deviation": deviation}
+    else:
+        assert verdict == {"failed": "its sampler is 0.50 nats from its learner: it samples from other weights"}
