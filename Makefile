@@ -1,4 +1,4 @@
-.PHONY: install demo compare test slow bench lint
+.PHONY: install demo compare test slow bench lint docs
 PY := .venv/bin/python
 SEEDS ?= 0 1 2
 
@@ -12,7 +12,7 @@ compare: install
 	$(PY) -m bench.learning.compare --preset tiny-cpu --seeds $(SEEDS)
 
 test: install
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" -n 2 --dist loadgroup
 
 slow: install
 	$(PY) -m pytest -m slow
@@ -22,3 +22,6 @@ bench: install
 
 lint: install
 	$(PY) -m ruff check .
+
+docs: install
+	$(PY) -m bench.documents

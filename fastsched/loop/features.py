@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Callable, Iterator, Optional
+from typing import Callable, Iterator
 
 import numpy as np
 from filelock import FileLock
@@ -12,26 +12,24 @@ from filelock import FileLock
 from fastsched.config import Config, FeaturesMissing, default_cache_dir
 from fastsched.config.features import SENTENCE_TRANSFORMERS
 from fastsched.data.datasets import PromptSet
-from fastsched.data.feature_store import Blocks, about_features, cluster_table, finish, open_features
+from fastsched.data.feature_store import FIT_ROWS, Blocks, about_features, cluster_table, finish, open_features
 from fastsched.data.references import References, references
 from fastsched.engines.models.embed import PolicyReader, SentenceEncoder
 
 FORMAT = 1  # raised when the same configuration must give other features than before
 
 
-def feature_user(cfg: Config) -> Optional[str]:
+def feature_user(cfg: Config) -> str | None:
     """The key that makes a run need features; None where none does."""
-    scheduler = cfg.scheduler
-    if scheduler.kind in ("ads", "dots"):
-        return f"scheduler.kind {scheduler.kind}"
-    if scheduler.kind == "learned" and scheduler.learned.arms == "clusters":
-        return "scheduler.learned.arms clusters"
-    return None if cfg.data.difficulty == "column" else f"data.difficulty {cfg.data.difficulty}"
+    user = cfg.scheduler.traits.features(cfg.scheduler)
+    return user or (None if cfg.data.difficulty == "column" else f"data.difficulty {cfg.data.difficulty}")
 
 
 def features_folder(cfg: Config, model_path: Path, train_set: PromptSet) -> Path:
     """Where the features of this model, these rows and these settings are, or will be."""
-    settings = dataclasses.asdict(dataclasses.replace(cfg.features, batch_tokens=1))  # batching changes rounding only
+    settings = dataclasses.asdict(cfg.features)
+    del settings["batch_tokens"]  # batching changes rounding only
+    settings |= {"fit_rows": FIT_ROWS, "batch_tokens": 1}
     parts = [FORMAT, settings, cfg.model.dtype, model_digest(cfg.model.name, model_path), train_set.digest]
     return default_cache_dir() / "features" / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
@@ -49,7 +47,7 @@ def model_digest(name: str, path: Path) -> str:
     return digest.hexdigest()
 
 
-def find_features(cfg: Config, model_path: Path, train_set: PromptSet) -> Optional[Path]:
+def find_features(cfg: Config, model_path: Path, train_set: PromptSet) -> Path | None:
     """The folder of the features that a run needs, or None where it needs none. Raises FeaturesMissing."""
     user = feature_user(cfg)
     if user is None:
@@ -83,7 +81,7 @@ def compute_features(cfg: Config, model_path: Path, tokenizer, train_set: Prompt
         finish(blocks, folder, cfg.features)
 
 
-def _sentence_encoder(cfg: Config) -> Optional[SentenceEncoder]:
+def _sentence_encoder(cfg: Config) -> SentenceEncoder | None:
     if cfg.features.encoder == "policy":
         return None
     return SentenceEncoder(cfg.features.encoder.removeprefix(SENTENCE_TRANSFORMERS), cfg.features.max_tokens, cfg.features.batch_tokens)
