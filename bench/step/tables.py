@@ -4,7 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,14 +42,16 @@ def ratio(found: Spread | None) -> str:
     return "–" if found is None else f"{found.median:.2f}x ({found.low:.2f}–{found.high:.2f})"
 
 
-def length_table(rows: Mapping[str, Row]) -> str:
-    """Phases, memory and response length: ours, the peer's, the peer's over ours."""
-    body = [[f"{name}, s" if name != "total" else "**step, s**", number(rows[name].ours), number(rows[name].peer),
-             ratio(rows[name].ratio)] for name in PHASES]
-    memory, length = rows["memory_gb"], rows["length"]
-    body += [["peak memory, GB", number(memory.ours), number(memory.peer), ratio(memory.ratio)],
-             ["tokens of a response", f"{length.ours:.1f}", f"{length.peer:.1f}", "–"]]
-    return markdown_table(["", "FastSched", "TRL", "TRL / FastSched (of each round)"], body)
+def length_table(lengths: Mapping[int, Mapping[str, Row]]) -> str:
+    """Phases, memory and response length: ours, the peer's, the peer's over ours, for each limit of tokens."""
+    head = ["", *(column for tokens in lengths for column in (f"FastSched, at most {tokens} tokens", "TRL", "TRL / FastSched"))]
+    shown = {name: f"{name}, s" for name in PHASES}
+    shown |= {"total": "**step, s**", "memory_gb": "peak memory, GB", "length": "tokens of a response"}
+    body = []
+    for name, title in shown.items():
+        rows = [found[name] for found in lengths.values()]
+        body.append([title, *(cell for row in rows for cell in (number(row.ours), number(row.peer), ratio(row.ratio)))])
+    return markdown_table(head, body)
 
 
 def trial_table(trials: Mapping[str, dict], chosen: str) -> str:
@@ -83,7 +85,8 @@ def notes(m: Measured) -> list[str]:
         "betas and clipping; the same prompts in the same order.",
         f"{m.rounds} rounds, in each a process of FastSched and then one of TRL, {m.steps} steps each; the first step of a process is not "
         "counted. Seconds and GB are medians over rounds of the median step; ratios are taken within rounds, median (smallest–largest).",
-        f"TRL runs as {m.chosen}, the fastest of its configurations that worked here (below). Its sampling draws other tokens than ours.",
+        f"TRL runs as {m.chosen}, the fastest of its configurations that worked here (step-{m.model}-configurations.md). "
+        "Its sampling draws other tokens than ours.",
         "FastSched leaves out groups whose rewards are all equal (no gradient without KL and entropy terms), and packs the responses of a "
         "prompt behind one copy of it: the same gradient. Peak memory is VmHWM of the process after its last step.", *memory,
     ]
@@ -104,30 +107,36 @@ def source(m: Measured) -> dict[str, str]:
             "versions": versions(m.peer), "command": m.command}
 
 
-def markdown(m: Measured) -> str:
-    where = source(m)
-    parts = [f"# A whole training step against TRL: {m.model}", "",
-             f"{where['machine']}; {where['date']}; commit {where['commit']}; Python {where['python']}, {where['versions']}; threads: "
-             f"{where['threads']}. `{where['command']}`", ""]
-    for tokens, rows in m.lengths.items():
-        parts += [f"At most {tokens} tokens a response:", "", length_table(rows), ""]
+def pages(m: Measured) -> dict[str, str]:
+    """Name -> text; one table a page, so that docs/results.md can take each in."""
+    what = f"FastSched against TRL, {m.model}"
+    made = {f"step-{m.model}": page(m, f"A whole training step: {what}", length_table(m.lengths), notes(m)),
+            f"step-{m.model}-configurations": page(m, f"Configurations of TRL, {m.model}", trial_table(m.trials, m.chosen),
+                                                   ["Each ran two steps at ten times the learning rate; the second is counted."])}
     if m.curve:
-        parts += ["Success on held-out problems, greedy:", "", curve_table(m.curve), ""]
-    parts += [*(f"- {note}" for note in notes(m)), "", "Configurations of TRL, tried once (second step of two):", "",
-              trial_table(m.trials, m.chosen), ""]
-    return "\n".join(parts)
+        made[f"step-{m.model}-curve"] = page(m, f"The same updates: {what}", curve_table(m.curve),
+                                             ["Success on held-out problems, greedy; mean reward of the sampled batches."])
+    return made
+
+
+def page(m: Measured, title: str, table: str, said: Sequence[str]) -> str:
+    where = source(m)
+    origin = (f"{where['machine']}; {where['date']}; commit {where['commit']}; Python {where['python']}, {where['versions']}; threads: "
+              f"{where['threads']}. `{where['command']}`")
+    return "\n".join([f"# {title}", "", origin, "", table, "", *(f"- {line}" for line in said), ""])
 
 
 def write(m: Measured, out: Path) -> str:
-    """out/step-MODEL.md and .json; returns the text of the first. ConfigError where nothing was measured."""
+    """out/step-MODEL.md, .json and the pages of curve and configurations; returns their text. ConfigError where nothing was measured."""
     if not m.lengths:
         raise ConfigError("bench.step: nothing was measured")
     out.mkdir(parents=True, exist_ok=True)
-    text = markdown(m)
-    (out / f"step-{m.model}.md").write_text(text)
+    made = pages(m)
+    for name, text in made.items():
+        (out / f"{name}.md").write_text(text)
     data = {**source(m), "model": m.model, "size": m.size, "dtype": m.dtype, "peer": m.peer, "chosen": m.chosen, "rounds": m.rounds,
             "steps": m.steps, "trials": m.trials, "vllm_import_gb": m.import_gb, "curve": m.curve,
             "lengths": {str(tokens): {name: row._asdict() | {"ratio": row.ratio and row.ratio._asdict()} for name, row in rows.items()}
                         for tokens, rows in m.lengths.items()}}
     (out / f"step-{m.model}.json").write_text(json.dumps(finite(data), indent=1) + "\n")
-    return text
+    return "\n".join(made.values())

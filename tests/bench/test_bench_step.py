@@ -46,12 +46,17 @@ def test_the_fastest_configuration_that_works_and_has_our_optimizer_is_chosen():
 
 
 def test_table_has_every_phase_memory_trials_and_the_curve(tmp_path):
-    text = tables.write(measured(), tmp_path)
-    assert text == (tmp_path / "step-tiny.md").read_text()
-    assert "| **step, s** | 3.00 | 5.00 | 1.75x (1.50–2.00) |" in text
+    found = measured()
+    text = tables.write(measured(lengths={8: found.lengths[8], 32: found.lengths[8]}), tmp_path)
+    pages = [tmp_path / f"step-tiny{part}.md" for part in ("", "-configurations", "-curve")]
+    assert text == "\n".join(page.read_text() for page in pages)
+    assert "| **step, s** | 3.00 | 5.00 | 1.75x (1.50–2.00) | 3.00 | 5.00 | 1.75x (1.50–2.00) |" in pages[0].read_text()
     assert "| sync, s | 0.000 | 0.000 | – |" in text and "| peak memory, GB | 3.00 | 3.00 | 1.00x (1.00–1.00) |" in text
-    assert "| **generate** | 4.00 | 2.00 | – |  |" in text and "| vLLM | – | – | – | TypeError: a / b |" in text
-    assert "| TRL | 50.0% -> 100.0% | 25.0% -> 62.5% | 40.0% -> 60.0% |" in text
+    assert "| **generate** | 4.00 | 2.00 | – |  |" in pages[1].read_text() and "| vLLM | – | – | – | TypeError: a / b |" in text
+    assert "| TRL | 50.0% -> 100.0% | 25.0% -> 62.5% | 40.0% -> 60.0% |" in pages[2].read_text()
+    for page in pages:  # docs/results.md takes in the first line of text and whatever begins with a bar, as one table
+        lines = page.read_text().splitlines()
+        assert len({line.count("|") for line in lines if line.startswith("|")}) == 1 and lines[2].startswith("a CPU, 2 cores; 2026-12-01")
     assert "a CPU, 2 cores; 2026-12-01; commit abc" in text and "trl 1.16.0" in text and "`python -m bench.step`" in text
     data = json.loads((tmp_path / "step-tiny.json").read_text())
     assert data["lengths"]["8"]["total"]["ratio"] == {"median": 1.75, "low": 1.5, "high": 2.0}
