@@ -90,7 +90,7 @@ class Learner:
             loss = self._accumulate(micro_batches, objective, totals)
             squares, of_bins = self.engine.take_gradient_squares(), self.engine.take_bin_squares()
             results.append(self._step(lr, loss, squares, micro_batches, step))
-            drift = self.engine.update_average(knobs.ema_alpha)
+            drift = self.engine.update_average(knobs.ema_alpha if results[-1].applied else 1.0)  # skipped: it stays
         last = results[-1].grad_norm
         stats = self._stats(*statistics.reduced(totals, responses, rewards, stale, self.ranks.all_reduce), len(results), objective)
         return replace(

@@ -6,7 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import nn
+from transformers import PretrainedConfig
+from transformers.modeling_outputs import BaseModelOutput
 
 from fastsched.config import LearnerConfig, ModelConfig
 from fastsched.engines.learner.deepspeed_engine import DeepSpeedLearner
@@ -15,6 +17,30 @@ from fastsched.types import MicroBatch
 
 N = 512
 BETA = 0.9
+
+
+class Small(nn.Module):
+    """Three layers in the form of a causal language model of transformers: a micro-batch costs no more than the engine around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = PretrainedConfig()
+        self.decoder, self.head = Decoder(), nn.Linear(16, 64, bias=False)
+
+    def get_decoder(self):
+        return self.decoder
+
+    def get_output_embeddings(self):
+        return self.head
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(64, 16), nn.Linear(16, 16)
+
+    def forward(self, input_ids, position_ids, attention_mask, use_cache):
+        return BaseModelOutput(last_hidden_state=torch.tanh(self.linear(self.embedding(input_ids))))
 
 
 class Out(NamedTuple):
@@ -41,9 +67,7 @@ def micro_batches(count: int) -> list[MicroBatch]:
 def sums(stage: int, micro: list[MicroBatch], grad_clip: float = 0.0) -> Sums:
     """One update from micro-batches of weight 1 / len(micro)."""
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
-    config.use_cache = False
-    model = LlamaForCausalLM(config).to(torch.bfloat16).train()
+    model = Small().to(torch.bfloat16)
     engine = DeepSpeedLearner(model, LearnerConfig(zero_stage=stage, kl="none", grad_clip=grad_clip, betas=(BETA, 0.999)),
                               ModelConfig(dtype="bfloat16"))
     truth = defaultdict(lambda: 0.0)
@@ -56,7 +80,7 @@ def sums(stage: int, micro: list[MicroBatch], grad_clip: float = 0.0) -> Sums:
     for m in micro:
         targets = torch.from_numpy(m.targets)
         engine.backward(m, lambda head, _, t=targets: Out(
-            torch.nn.functional.cross_entropy((head.hidden @ head.weight.T).float(), t) / len(micro)), reference=False)
+            nn.functional.cross_entropy((head.hidden @ head.weight.T).float(), t) / len(micro)), reference=False)
     norm = engine.step(1e-3).grad_norm
     first = [m.reshape(-1) for m in engine.master.moments()[0]]
     used = {name: engine.master.full(p, first).double() / (1 - BETA) for name, p in engine.policy.named_parameters()}
