@@ -200,6 +200,8 @@ class Config:
                 "(train.prompts_per_step); each needs one at least")
         require(self.learner.zero_stage > 0 or self.model.dtype == "float32",
                 "learner.zero_stage: stage 0 keeps no fp32 master weights; with model.dtype=bfloat16 use stage 1 or more")
+        require(self.model.dtype == "bfloat16" or self.model.attention != "flash_attention_2",
+                "model.attention: flash_attention_2 computes in bf16 only; set model.dtype to bfloat16, or model.attention to sdpa")
         require(not (self.learner.share_prompts and self.model.attention == "flash_attention_2"),
                 "learner.share_prompts: needs a block mask, which flash_attention_2 does not take; set it to false, or model.attention "
                 "to sdpa or flex_attention")

@@ -98,5 +98,12 @@ def test_hundreds_of_micro_batches_add_up(model_path, stage, alike):
     found = sums(stage, micro_batches(1) * N if alike else micro_batches(N))
     true = length(found.truth.values())
     error = length(found.used[name] - g for name, g in found.truth.items()) / true
-    print(stage, alike, found.norm, true, error)
     assert error < 1e-3 and found.norm == pytest.approx(true, rel=1e-3)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_sum_is_clipped_as_a_whole(model_path, stage):
+    found = sums(stage, micro_batches(4), grad_clip=0.25)
+    true = length(found.truth.values())
+    assert found.norm == pytest.approx(true, rel=1e-5) and true > 0.5
+    assert length(found.used[name] - g * 0.25 / true for name, g in found.truth.items()) < 1e-4 * 0.25
