@@ -1,4 +1,4 @@
-.PHONY: install demo compare test slow bench lint
+.PHONY: install demo compare test slow bench lint docs
 PY := .venv/bin/python
 SEEDS ?= 0 1 2
 
@@ -22,3 +22,6 @@ bench: install
 
 lint: install
 	$(PY) -m ruff check .
+
+docs: install
+	$(PY) -m bench.documents

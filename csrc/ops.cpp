@@ -50,19 +50,19 @@ Tensor row_stats(const Tensor& logits, const Tensor& target, const OptionalTenso
 void row_dlogits_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& state,
                   const Tensor& coefficients, const Tensor& temperature, double softcap) {
   check_rows(logits, target, ref_logits);
-  check_numbers(state, {kStateRows, logits.size(0)}, "state");
-  check_numbers(coefficients, {3, logits.size(0)}, "coefficients");
+  check_numbers(state, {state::count, logits.size(0)}, "state");
+  check_numbers(coefficients, {coefficient::count, logits.size(0)}, "coefficients");
   check_numbers(temperature, {temperature.numel() == 1 ? 1 : logits.size(0)}, "temperature");
   cpu::row_dlogits_(logits, target, ref_logits, state, coefficients, temperature, softcap);
 }
 
-Tensor policy_rows_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& table, int64_t kl,
+Tensor policy_rows_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& table, int64_t kl_kind,
                     int64_t flags, double softcap) {
   check_rows(logits, target, ref_logits);
-  check_numbers(table, {logits.size(0), kColumns}, "table");
-  TORCH_CHECK_VALUE(kl >= kNone && kl <= kExact, "unknown KL kind ", kl);
-  TORCH_CHECK_VALUE((kl == kExact) == ref_logits.has_value(), "exact KL and ref_logits go together");
-  return cpu::policy_rows_(logits, target, ref_logits, table, kl, flags, softcap);
+  check_numbers(table, {logits.size(0), column::count}, "table");
+  TORCH_CHECK_VALUE(kl_kind >= 0 && kl_kind < kl::count, "unknown KL kind ", kl_kind);
+  TORCH_CHECK_VALUE((kl_kind == kl::exact) == ref_logits.has_value(), "exact KL and ref_logits go together");
+  return cpu::policy_rows_(logits, target, ref_logits, table, kl_kind, flags, softcap);
 }
 
 Tensor ema_and_drift_(at::TensorList avg, at::TensorList params, double alpha) {
@@ -112,11 +112,25 @@ void add_rows_(Tensor& total, const Tensor& rows, const Tensor& part) {
   cpu::add_rows_(total, rows, part);
 }
 
+c10::Dict<std::string, int64_t> table_layout() {
+  c10::Dict<std::string, int64_t> layout;
+#define FASTSCHED_ENTRY(group, name) layout.insert(#group "." #name, group::name);
+  FASTSCHED_COLUMNS(FASTSCHED_ENTRY)
+  FASTSCHED_FLAGS(FASTSCHED_ENTRY)
+  FASTSCHED_KL_KINDS(FASTSCHED_ENTRY)
+  FASTSCHED_STATE(FASTSCHED_ENTRY)
+  FASTSCHED_COEFFICIENTS(FASTSCHED_ENTRY)
+  FASTSCHED_RESULT(FASTSCHED_ENTRY)
+#undef FASTSCHED_ENTRY
+  return layout;
+}
+
 }  // namespace
 }  // namespace fastsched
 
 TORCH_LIBRARY(fastsched_kernels, m) {
   m.def("capability() -> str", [] { return std::string(FASTSCHED_CAPABILITY); });
+  m.def("table_layout() -> Dict(str, int)", fastsched::table_layout);
   m.def("row_stats(Tensor logits, Tensor target, Tensor? ref_logits, Tensor temperature, float softcap, Tensor? target_logit) -> Tensor");
   m.def("row_dlogits_(Tensor(a!) logits, Tensor target, Tensor? ref_logits, Tensor state, Tensor coefficients, Tensor temperature, float softcap) -> ()");
   m.def("policy_rows_(Tensor(a!) logits, Tensor target, Tensor? ref_logits, Tensor table, int kl, int flags, float softcap) -> Tensor");

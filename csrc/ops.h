@@ -6,50 +6,26 @@
 #include <optional>
 #include <tuple>
 
+#include "table.h"
+
 namespace fastsched {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// Columns of the table that policy_rows_ reads, one row of fp32 for each token.
-enum Column : int64_t {
-  kAdvantage,
-  kTokenWeight,
-  kOldLogp,
-  kRefLogp,
-  kKlCoef,
-  kEntropyCoef,
-  kClipLow,
-  kClipHigh,
-  kDualClip,
-  kRolloutWeight,
-  kDistill,
-  kTemperature,
-  kTargetLogit,
-  kColumns
-};
-
-enum KlKind : int64_t { kNone, kK1, kK2, kK3, kExact };
-
-// Bits of `flags`.
-enum Flag : int64_t { kOnPolicy = 1, kCispo = 2, kHasTargetLogit = 4, kBackward = 8 };
-
-constexpr int64_t kStateRows = 8;   // logp, entropy, kl, top, log_sum, mean, gap, ref_top
-constexpr int64_t kResultRows = 7;  // loss, logp, entropy, kl, ratio, clipped, |c_logp| + |c_entropy| + |c_kl|
-
 void check_average(at::TensorList avg, at::TensorList params);
 
 namespace cpu {
 
-// -> [kStateRows, R]; temperature [R] or [1]; softcap 0: none
+// -> [state::count, R]; temperature [R] or [1]; softcap 0: none
 Tensor row_stats(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& temperature,
                  double softcap, const OptionalTensor& target_logit);
 
-// state [kStateRows, R], coefficients [3, R]; logits [R, V] become dloss/dlogits
+// state [state::count, R], coefficients [coefficient::count, R]; logits [R, V] become dloss/dlogits
 void row_dlogits_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& state,
                   const Tensor& coefficients, const Tensor& temperature, double softcap);
 
-// table [R, kColumns] -> [kResultRows, R]; with kBackward the logits become dloss/dlogits
+// table [R, column::count] -> [result::count, R]; kl is a kl::, flags are bits of flag::, with flag::backward the logits become dloss/dlogits
 Tensor policy_rows_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& table, int64_t kl,
                     int64_t flags, double softcap);
 

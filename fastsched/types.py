@@ -133,7 +133,7 @@ class Stats:
     correction_rejected: float = math.nan  # share of kept tokens whose weight is 0
     entropy_quantile: float = math.nan  # of all response tokens, for the KL gate, nats
     snr_bins: tuple[float, ...] = ()  # gradient SNR by difficulty bin, where asked for
-    deciles: Optional[Mapping[str, list[float]]] = None  # by tenth of the response: kept share, entropy, kl, surprisal
+    deciles: Mapping[str, list[float]] | None = None  # by tenth of the response: kept share, entropy, kl, surprisal
 
     def columns(self) -> dict[str, Any]:
         """What of it is in metrics.csv, by column."""
@@ -195,11 +195,10 @@ class MicroBatch:
     responses: np.ndarray  # [R] int64, index of the response among the packed samples
     offsets: np.ndarray  # [R] int64, token position t in its response
     deciles: np.ndarray  # [R] int64, 0..9: tenth of its response
-    groups: int  # prompt groups whose gradient this micro-batch carries; 0 for a dummy
-    old_logp: Optional[np.ndarray] = None  # [R] float32, NaN: unknown; None: the policy has not moved since
-    kl_scale: Optional[np.ndarray] = None  # [R] float32, factor of the KL coefficient; None: 1
+    groups: tuple[int, ...]  # prompt groups whose gradient this micro-batch carries; none in a dummy
+    old_logp: np.ndarray | None = None  # [R] float32, NaN: unknown; None: the policy has not moved since
+    kl_scale: np.ndarray | None = None  # [R] float32, factor of the KL coefficient; None: 1
     bin: int = -1  # difficulty bin of all its groups, where micro-batches are split by bin
-    whole: bool = True  # it holds every trained response of its groups
 
 
 class StepResult(NamedTuple):

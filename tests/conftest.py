@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from command_line import ROOT, environment
+from in_process import in_this_process
 
 # What a background shell starts ignores Ctrl-C, and so would every process that is interrupted here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -18,13 +19,29 @@ if not torch.cuda.is_available():
         import triton.language  # noqa: F401
 
 
-@pytest.fixture
-def fastsched(tmp_path):
-    """Run the command line in a process of its own, from the repository root; returns the finished process."""
+@pytest.fixture(scope="session")
+def command():
+    """`fastsched.cli.main`, with everything imported that a run imports: a logger must not keep the console of the first test."""
+    import fastsched.train  # noqa: F401
+    from fastsched.cli import main
 
-    def run(*arguments: str, timeout: float = 240, cwd: Path = ROOT, launcher: tuple[str, ...] = (), **extra: str):
-        command = [sys.executable, *(launcher or ("-m", "fastsched.cli")), *arguments]
-        return subprocess.run(command, cwd=cwd, env={**environment(), **extra}, capture_output=True, text=True, timeout=timeout)
+    return main
+
+
+@pytest.fixture
+def fastsched(command, tmp_path):
+    """Run the command line; returns exit code and console.
+
+    In this process, from the test's folder and on one thread: in another, the imports alone take ten seconds. With a `launcher`, or
+    with `process=True` where the process itself is part of what is tested, in one of its own from the repository root. `extra` goes
+    into the environment; the first folder of PYTHONPATH holds the test's reward.
+    """
+
+    def run(*arguments: str, timeout: float = 240, process: bool = False, launcher: tuple[str, ...] = (), **extra: str):
+        if not process and not launcher:
+            return in_this_process(command, arguments, Path(extra.get("PYTHONPATH", str(tmp_path)).partition(os.pathsep)[0]), extra)
+        return subprocess.run([sys.executable, *(launcher or ("-m", "fastsched.cli")), *arguments], cwd=ROOT, text=True,
+                              env={**environment(), **extra}, capture_output=True, timeout=timeout)
 
     return run
 

@@ -9,7 +9,8 @@ import yaml
 from rich.console import Console
 
 from fastsched.config import LogConfig
-from fastsched.record.log import RunLog, write_config, write_environment
+from fastsched.record.environment import write_config, write_environment
+from fastsched.record.log import RunLog
 
 WINDOW = (0.40, 0.60)
 BINS = ("1 digit", "2 digits", "3 digits", "4 digits")

@@ -87,8 +87,8 @@ def test_no_files_import_each_other_in_a_circle():
     ("fastsched/learn/packing.py", "import vllm"),
     ("fastsched/data/tasks.py", "from fastsched.engines import models"),
     ("fastsched/config/run.py", "from fastsched.control.scheduler import Scheduler"),
-    ("fastsched/loop/rollouts.py", "from fastsched.train import run_training"),
-    ("fastsched/record/log.py", "from fastsched.loop.assemble import Run"),
+    ("fastsched/loop/rollouts.py", "from fastsched.train import train"),
+    ("fastsched/record/log.py", "from fastsched.loop.assemble import Training"),
     ("fastsched/helpers/misc.py", "import os"),
     ("kernels/fastsched_kernels/linear.py", "from fastsched.types import Knobs"),
 ])

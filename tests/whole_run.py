@@ -22,8 +22,9 @@ def small(model, run_dir, *more):
 
 
 def graded(tmp_path) -> dict:
-    """A reward that a random model varies in: options and environment."""
-    (tmp_path / "graded.py").write_text("def score(response, **_):\n    return sum(map(ord, response)) % 7 / 7\n")
+    """A reward between 0 and 1 that differs wherever two responses do, so that no group of a random model is flat: the environment
+    in which `--reward.kind graded:score` finds it."""
+    (tmp_path / "graded.py").write_text("import zlib\ndef score(response, **_):\n    return zlib.crc32(response.encode()) / 2**32\n")
     return {"PYTHONPATH": str(tmp_path)}
 
 

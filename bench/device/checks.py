@@ -1,9 +1,10 @@
 """Is what runs on the device right? Row kernels, the whole head and the averaging against fp64 truth, no worse than PyTorch."""
 
 import torch
-from fastsched_kernels import averaging, linear, reference, rows
+from fastsched_kernels import averaging, linear, reference
 from fastsched_kernels.implementations import choose
 from fastsched_kernels.reference import KL_KINDS, Objective
+from fastsched_kernels.table import Coefficients
 from fastsched_kernels.testing import relative_error
 
 from bench.device.rows import DEVICE, SMALL, padded, row
@@ -46,7 +47,7 @@ def check_policy(fast, n: int, v: int, dtype: torch.dtype, kl: str) -> None:
 
 def check_stats(fast, n: int, v: int, dtype: torch.dtype) -> None:
     x, ref, target = draw(n, v, dtype, 0), draw(n, v, dtype, 1), torch.randint(v, (n,), device=DEVICE)
-    c = rows.Coefficients(*torch.randn(3, n, device=DEVICE))
+    c = Coefficients(*torch.randn(3, n, device=DEVICE))
     by_autograd = []
     for wide in (torch.float64, dtype):
         leaf = x.to(wide).requires_grad_()

@@ -1,10 +1,10 @@
 """The parts of bench/device/device.sh, each a process of its own that appends rows to $OUT/device.jsonl; `table` prints them all.
 
-SMALL=1 takes small shapes and, without a GPU, Triton's interpreter. Correctness is in device_checks, GRPO in device_grpo.
+SMALL=1 takes small shapes and, without a GPU, Triton's interpreter. Correctness is in checks, GRPO in grpo.
 """
 
 import sys
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from fastsched_kernels import averaging as average
@@ -21,7 +21,7 @@ N, H, V, ODD_V = (48, 64, 1024, 1009) if SMALL else (16384, 4096, 151936, 50257)
 
 class Case(NamedTuple):
     function: object
-    gemms: Optional[float] = None  # products of N x H x V, where that is known
+    gemms: float | None = None  # products of N x H x V, where that is known
 
 
 def head(v: int = V, part: str = "head") -> None:
@@ -112,7 +112,7 @@ def head_odd() -> None:
 
 def compilations() -> None:
     """Compilations of the policy kernel over 20 lengths and 5 settings of the coefficients, by real launches."""
-    from fastsched_kernels.policy_loss import INTERPRETED, policy_kernel
+    from fastsched_kernels.rows_triton import INTERPRETED, policy_kernel
 
     fast = choose(DEVICE, torch.bfloat16, "triton")
     for n in range(1, 21):

@@ -12,7 +12,7 @@ import torch
 from fastsched_kernels.columns import active_columns
 from fastsched_kernels.linear import policy_loss
 from fastsched_kernels.reference import Objective
-from fastsched_kernels.rows import policy_rows_
+from fastsched_kernels.rows_pytorch import policy_rows_
 from fastsched_kernels.testing import relative_error
 
 from fastsched.config import ModelConfig

@@ -89,7 +89,7 @@ def peak_gb(case: str, dtype: str) -> float:
     """Peak resident memory of a process that runs the case once, less that of one that only makes the inputs."""
 
     def peak(code: str) -> int:
-        program = f"from bench import bench_head as b; {code}; print(b.high_water_kb())"
+        program = f"from bench.kernels import bench_head as b; {code}; print(b.high_water_kb())"
         return int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()[-1])
 
     return (peak(f"b.once({case!r}, {dtype!r})") - peak(f"b.inputs(b.DTYPES[{dtype!r}])")) * 1024 / 1e9

@@ -21,9 +21,9 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch
 import triton
-from fastsched_kernels import token_stats, triton_rows
+from fastsched_kernels import rows_triton
 from fastsched_kernels.reference import KL_KINDS, Objective
-from fastsched_kernels.rows import Coefficients, RowState
+from fastsched_kernels.table import Coefficients, RowState, State
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
@@ -62,7 +62,7 @@ def compile_only():
 
 
 def compiled_kernels():
-    for function in (*vars(token_stats).values(), triton_rows.policy_rows_.__globals__["policy_kernel"]):
+    for function in vars(rows_triton).values():
         if isinstance(function, triton.JITFunction) and function.device_caches:
             yield from ((function.__name__, kernel) for cache in function.device_caches.values() for kernel in cache[0].values())
 
@@ -79,7 +79,7 @@ def objective(n: int, kl: str, on_policy: bool = False, surrogate: str = "clip",
 
 def call_policy(v, dtype, kl, on_policy=False, surrogate="clip", softcap=None, fine=True, backward=True, n=2, value=0.1, first=0):
     x, ref = padded_logits(n, v, dtype), padded_logits(n, v, dtype) if kl == "exact" else None
-    triton_rows.policy_rows_(
+    rows_triton.policy_rows_(
         x,
         torch.zeros(first + n, dtype=torch.long)[first:],
         ref,
@@ -94,9 +94,9 @@ def call_policy(v, dtype, kl, on_policy=False, surrogate="clip", softcap=None, f
 def call_stats(v, dtype, with_ref, softcap=None, n=2, first=0):
     x, ref = padded_logits(n, v, dtype), padded_logits(n, v, dtype) if with_ref else None
     target, temperature = torch.zeros(first + n, dtype=torch.long)[first:], torch.ones(first + n)[first:]
-    triton_rows.row_stats(x, target, ref, temperature, softcap, torch.zeros(n))
-    state, c = RowState(*torch.zeros(8, n)), Coefficients(*torch.zeros(3, n))
-    triton_rows.row_dlogits_(x, target, ref, state, c, temperature, softcap)
+    rows_triton.row_stats(x, target, ref, temperature, softcap, torch.zeros(n))
+    state, c = RowState(*torch.zeros(len(State), n)), Coefficients(*torch.zeros(3, n))
+    rows_triton.row_dlogits_(x, target, ref, state, c, temperature, softcap)
 
 
 def cases(every: bool):
@@ -176,7 +176,7 @@ def compilations() -> dict[str, int]:
     coefficients, by the real launch path.
     """
     compile_only()
-    kernel = triton_rows.policy_rows_.__globals__["policy_kernel"]
+    kernel = rows_triton.policy_kernel
     counts = {}
     for n in range(1, 21):
         call_policy(50257, torch.bfloat16, "k3", n=n, first=n - 1)
@@ -186,8 +186,8 @@ def compilations() -> dict[str, int]:
     counts["and 5 settings of every coefficient"] = sum(len(cache[0]) for cache in kernel.device_caches.values())
     for n in range(1, 21):
         call_stats(50257, torch.bfloat16, True, n=n, first=n - 1)
-    for name in ("_target_kernel", "_partial_kernel", "_combine_kernel", "_gradient_kernel"):
-        counts[f"20 lengths, {name}"] = sum(len(cache[0]) for cache in vars(token_stats)[name].device_caches.values())
+    for name in ("target_kernel", "partial_kernel", "combine_kernel", "gradient_kernel"):
+        counts[f"20 lengths, {name}"] = sum(len(cache[0]) for cache in vars(rows_triton)[name].device_caches.values())
     return counts
 
 

@@ -23,7 +23,7 @@ from bench.learning.arms import Arm, Comparison, chosen, parser, train_all
 from bench.learning.summary import band, estimate, markdown_table, write_results
 from fastsched.config import BAD_INPUT, DONE, Config, ConfigError, require
 from fastsched.config.arguments import parse_config, preset_path
-from fastsched.report.plots import COLOURS, STYLE
+from fastsched.report.axes import COLOURS, STYLE
 from fastsched.report.runs import Run, load_run, mean_accuracy
 
 PALETTE = (*COLOURS, "#111827", "#9f1239")

@@ -61,14 +61,14 @@ struct Outcome {
 };
 
 // Loss of one token and its derivatives by logp, entropy and exact KL; the specification is reference.token_loss.
-Outcome policy_row(const float* o, const Measured& m, int64_t kl_kind, int64_t flags) {
-  float raw = m.logp - (flags & kOnPolicy ? m.logp : o[kOldLogp]);
+Outcome policy_row(const float* number, const Measured& m, int64_t kl_kind, int64_t flags) {
+  float raw = m.logp - (flags & flag::on_policy ? m.logp : number[column::old_logp]);
   float log_ratio = raw > kLogLimit ? kLogLimit : (raw < -kLogLimit ? -kLogLimit : raw);
   float ratio = std::exp(log_ratio);
-  float advantage = o[kAdvantage] + (o[kDistill] == 0 ? 0.0f : o[kDistill] * (o[kRefLogp] - m.logp));
-  float low = 1 - o[kClipLow], high = 1 + o[kClipHigh], surrogate, d_surrogate;
+  float advantage = number[column::advantage] + (number[column::distill] == 0 ? 0.0f : number[column::distill] * (number[column::ref_logp] - m.logp));
+  float low = 1 - number[column::clip_low], high = 1 + number[column::clip_high], surrogate, d_surrogate;
   bool clipped;
-  if (flags & kCispo) {
+  if (flags & flag::cispo) {
     clipped = ratio < low || ratio > high;
     float weight = ratio < low ? low : (ratio > high ? high : ratio);
     d_surrogate = weight * advantage;
@@ -76,22 +76,22 @@ Outcome policy_row(const float* o, const Measured& m, int64_t kl_kind, int64_t f
   } else {
     bool above = advantage > 0 && ratio > high, below = advantage < 0 && ratio < low;
     float bound = above ? high : (below ? low : ratio);
-    bool dual = advantage < 0 && bound > o[kDualClip];
+    bool dual = advantage < 0 && bound > number[column::dual_clip];
     clipped = above || below || dual;
-    surrogate = (dual ? o[kDualClip] : bound) * advantage;
+    surrogate = (dual ? number[column::dual_clip] : bound) * advantage;
     d_surrogate = clipped || std::abs(raw) > kLogLimit ? 0.0f : ratio * advantage;
   }
-  float kl = NAN, d_kl = 0.0f, d = m.logp - o[kRefLogp];
+  float kl = NAN, d_kl = 0.0f, d = m.logp - number[column::ref_logp];
   switch (kl_kind) {
-    case kNone:
+    case kl::none:
       break;
-    case kExact:
+    case kl::exact:
       kl = m.kl;
       break;
-    case kK1:
+    case kl::k1:
       kl = d, d_kl = 1.0f;
       break;
-    case kK2:
+    case kl::k2:
       kl = d * d / 2, d_kl = d;
       break;
     default: {
@@ -100,11 +100,11 @@ Outcome policy_row(const float* o, const Measured& m, int64_t kl_kind, int64_t f
       d_kl = std::abs(d) > kLogLimit ? 0.0f : -std::expm1(-d);
     }
   }
-  float w = o[kTokenWeight];
-  float loss = -o[kRolloutWeight] * surrogate - times(o[kEntropyCoef], m.entropy);
-  if (kl_kind != kNone) loss += times(o[kKlCoef], kl);
-  RowCoefficients c{w * (-o[kRolloutWeight] * d_surrogate + times(o[kKlCoef], d_kl)), -w * o[kEntropyCoef],
-                    kl_kind == kExact ? w * o[kKlCoef] : 0.0f};
+  float w = number[column::token_weight];
+  float loss = -number[column::rollout_weight] * surrogate - times(number[column::entropy_coef], m.entropy);
+  if (kl_kind != kl::none) loss += times(number[column::kl_coef], kl);
+  RowCoefficients c{w * (-number[column::rollout_weight] * d_surrogate + times(number[column::kl_coef], d_kl)), -w * number[column::entropy_coef],
+                    kl_kind == kl::exact ? w * number[column::kl_coef] : 0.0f};
   return {w * loss, ratio, kl, clipped, c};
 }
 
@@ -132,7 +132,7 @@ struct Temperature {
 Tensor row_stats(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& temperature,
                  double softcap, const OptionalTensor& target_logit) {
   int64_t n = logits.size(0);
-  Tensor out = at::empty({kStateRows, n}, logits.options().dtype(at::kFloat));
+  Tensor out = at::empty({state::count, n}, logits.options().dtype(at::kFloat));
   float* o = out.mutable_data_ptr<float>();
   const int64_t* y = target.const_data_ptr<int64_t>();
   const float* fine = target_logit ? target_logit->const_data_ptr<float>() : nullptr;
@@ -145,8 +145,15 @@ Tensor row_stats(const Tensor& logits, const Tensor& target, const OptionalTenso
         Scale scale = temperatures[i];
         RowState s = rows.load(i, scale, b);
         Measured m = measure(s, fine ? scale(fine[i]) : b.z[y[i]], rows.ref);
-        const float values[] = {m.logp, m.entropy, m.kl, s.top, s.log_sum, s.mean, rows.ref ? s.gap : NAN, rows.ref ? s.ref_top : NAN};
-        for (int64_t k = 0; k < kStateRows; ++k) o[k * n + i] = values[k];
+        auto set = [&](int64_t k, float value) { o[k * n + i] = value; };
+        set(state::logp, m.logp);
+        set(state::entropy, m.entropy);
+        set(state::kl, m.kl);
+        set(state::top, s.top);
+        set(state::log_sum, s.log_sum);
+        set(state::mean, s.mean);
+        set(state::gap, rows.ref ? s.gap : NAN);
+        set(state::ref_top, rows.ref ? s.ref_top : NAN);
       }
     });
   });
@@ -168,18 +175,20 @@ void row_dlogits_(Tensor& logits, const Tensor& target, const OptionalTensor& re
         Scale scale = temperatures[i];
         load_scaled(rows.logits + i * rows.stride, b.z.data(), rows.v, scale);
         if (rows.ref) load_scaled(rows.ref + i * rows.ref_stride, b.r.data(), rows.v, scale);
-        RowState r{s[3 * n + i], s[4 * n + i], s[5 * n + i], s[6 * n + i], s[7 * n + i], 0.0f};
+        auto of = [&](int64_t k) { return s[k * n + i]; };
+        RowState r{of(state::top), of(state::log_sum), of(state::mean), of(state::gap), of(state::ref_top), 0.0f};
         row_exp(b.z.data(), b.e.data(), padded(rows.v), r.top);
-        rows.store_gradient(i, y[i], r, {c[i], c[n + i], c[2 * n + i]}, scale, b);
+        RowCoefficients by{c[coefficient::logp * n + i], c[coefficient::entropy * n + i], c[coefficient::kl * n + i]};
+        rows.store_gradient(i, y[i], r, by, scale, b);
       }
     });
   });
 }
 
-Tensor policy_rows_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& table, int64_t kl,
+Tensor policy_rows_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& table, int64_t kl_kind,
                     int64_t flags, double softcap) {
   int64_t n = logits.size(0);
-  Tensor out = at::empty({kResultRows, n}, logits.options().dtype(at::kFloat));
+  Tensor out = at::empty({result::count, n}, logits.options().dtype(at::kFloat));
   float* o = out.mutable_data_ptr<float>();
   const float* numbers = table.const_data_ptr<float>();
   const int64_t* y = target.const_data_ptr<int64_t>();
@@ -188,15 +197,21 @@ Tensor policy_rows_(Tensor& logits, const Tensor& target, const OptionalTensor& 
     at::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
       Buffers b(rows.v, rows.ref);
       for (int64_t i = begin; i < end; ++i) {
-        const float* row = numbers + i * kColumns;
-        Scale scale{1.0f / row[kTemperature], static_cast<float>(softcap)};
+        const float* row = numbers + i * column::count;
+        Scale scale{1.0f / row[column::temperature], static_cast<float>(softcap)};
         RowState s = rows.load(i, scale, b);
-        Measured m = measure(s, flags & kHasTargetLogit ? scale(row[kTargetLogit]) : b.z[y[i]], rows.ref);
-        Outcome r = policy_row(row, m, kl, flags);
-        if (flags & kBackward) rows.store_gradient(i, y[i], s, r.c, scale, b);
+        Measured m = measure(s, flags & flag::has_target_logit ? scale(row[column::target_logit]) : b.z[y[i]], rows.ref);
+        Outcome r = policy_row(row, m, kl_kind, flags);
+        if (flags & flag::backward) rows.store_gradient(i, y[i], s, r.c, scale, b);
         float size = std::abs(r.c.logp) + std::abs(r.c.entropy) + std::abs(r.c.kl);
-        const float values[] = {r.loss, m.logp, m.entropy, r.kl, r.ratio, r.clipped ? 1.0f : 0.0f, size};
-        for (int64_t k = 0; k < kResultRows; ++k) o[k * n + i] = values[k];
+        auto set = [&](int64_t k, float value) { o[k * n + i] = value; };
+        set(result::loss, r.loss);
+        set(result::logp, m.logp);
+        set(result::entropy, m.entropy);
+        set(result::kl, r.kl);
+        set(result::ratio, r.ratio);
+        set(result::clipped, r.clipped ? 1.0f : 0.0f);
+        set(result::size, size);
       }
     });
   });

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Optional
 
 from fastsched.config import Config, FeaturesMissing
 from fastsched.config.arguments import config_to_yaml
@@ -28,7 +27,7 @@ def dry_run(cfg: Config, run_dir: Path) -> str:
     return "\n".join(parts)
 
 
-def _folder(cfg: Config) -> Optional[Path]:
+def _folder(cfg: Config) -> Path | None:
     """The model's folder, of a hub model without its weights; None where the hub cannot be reached."""
     is_local = cfg.model.name.startswith("builtin:") or local_folder(cfg.model.name)
     return prepare_model(cfg) if is_local else hub_description(cfg.model.name)
@@ -60,7 +59,7 @@ def _sampled(cfg: Config) -> str:
     return f" trained; with scheduler.refills up to {(1 + refills) * prompts * group} are sampled a step" if refills else ""
 
 
-def _data(cfg: Config, folder: Optional[Path]) -> list[str]:
+def _data(cfg: Config, folder: Path | None) -> list[str]:
     """Every row of the dataset is rendered, tokenised and checked."""
     if folder is None:
         require_packable(cfg, cfg.data.max_prompt_tokens)
@@ -82,7 +81,7 @@ def _features(cfg: Config, folder: Path, train_set: PromptSet) -> list[str]:
         return [f"features: {error}; run `fastsched cluster` with the same configuration first"]
 
 
-def _memory(cfg: Config, folder: Optional[Path], world: int) -> list[str]:
+def _memory(cfg: Config, folder: Path | None, world: int) -> list[str]:
     """Per rank: ZeRO states, reference, head, activations, sampler. An estimate, good to some 20 %."""
     shape = folder_shape(folder, cfg.model) if folder else cfg.model.shape
     if shape is None:

@@ -9,13 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastsched.commands.evaluate import in_one_process
-from fastsched.commands.export import export_checkpoint
-from fastsched.commands.run_folder import checkpoint_for, require_empty
+from fastsched.commands.run_folder import checkpoint_for, export_checkpoint, require_empty
 from fastsched.config import Config
 from fastsched.config.arguments import parse_config
 from fastsched.engines.models.quantize import quantize_nf4
-from fastsched.loop.assemble import assemble, sampler_of
-from fastsched.loop.evaluate import evaluate
+from fastsched.loop.assemble import assemble_evaluation, sampler_of
 from fastsched.record.checkpoint import step_of
 from fastsched.record.log import RunLog
 from fastsched.record.tables import replace_text
@@ -58,8 +56,8 @@ def _accuracies(cfg: Config, plain: Path, quantised: Path, step: int, log_dir: P
                   log=replace(cfg.log, tensorboard=False, wandb=False))
     with RunLog(log_dir, cfg.log, cfg.train.steps) as log:
         log.capture_output()
-        with closing(assemble(cfg, log_dir, log, learn=False)) as run:
-            before = evaluate(run, step).by_bin
-            run.rollout.close()
-            run.rollout = sampler_of(cfg, quantised, log_dir, log.warn)
-            return before, evaluate(run, step).by_bin
+        with assemble_evaluation(cfg, log_dir, log) as evaluator:
+            before = evaluator.evaluate(step).by_bin
+            evaluator.rollout.close()
+            with closing(sampler_of(cfg, quantised, log_dir, log.warn)) as rollout:
+                return before, replace(evaluator, rollout=rollout).evaluate(step).by_bin

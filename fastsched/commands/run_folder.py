@@ -1,10 +1,12 @@
 """The run folder and the checkpoint that a command reads, and the folder that it writes."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
 from fastsched.config import ConfigError
+from fastsched.config.arguments import parse_config
 from fastsched.record.checkpoint import best_checkpoint, damage, newest_intact
 
 
@@ -40,3 +42,34 @@ def require_empty(out: Path) -> None:
     """ConfigError for an --out that is no folder, or one that holds something."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out: {out} is {'not empty' if out.is_dir() else 'a file'}; give a folder that is empty or does not exist yet")
+
+
+def export_checkpoint(run_dir: Path, checkpoint: Path, out: Path, *, average: bool) -> Path:
+    """Write a checkpoint's policy, or its average, as a folder that transformers and vLLM load; `out` is empty or not there.
+
+    The checkpoint is known to be intact.
+    """
+    from fastsched.loop.prepare import prepare_model
+
+    cfg = parse_config(["--config", str(run_dir / "config.yaml")])
+    model_path = prepare_model(cfg)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: {out} cannot be made ({error.strerror}); give another folder") from error
+    for file in model_path.iterdir():
+        if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt") and file.name != "model.safetensors.index.json":
+            shutil.copy(file, out)
+    if average:
+        _write_average(checkpoint / "average.safetensors", out / "model.safetensors", cfg.model.dtype)
+    else:
+        shutil.copy(checkpoint / "policy.safetensors", out / "model.safetensors")
+    return out
+
+
+def _write_average(source: Path, target: Path, dtype: str) -> None:
+    """The averaged policy, fp32 in a checkpoint, in the model's dtype."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: w.to(getattr(torch, dtype)) for name, w in load_file(source).items()}, target, metadata={"format": "pt"})

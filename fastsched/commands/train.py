@@ -1,15 +1,16 @@
 """`fastsched train`: the run with its log and report."""
 
+import argparse
 import errno
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 
-from fastsched.commands.run_folder import require_run, require_writable
-from fastsched.config import GUARD, INTERRUPTED, Config, ConfigError
-from fastsched.config.arguments import changed_keys, parse_config
-from fastsched.record.checkpoint import newest_intact, step_of
+from fastsched.commands.source import config_of, show, source_file, source_parser
+from fastsched.config import DONE, GUARD, INTERRUPTED, Config, ConfigError, FeaturesMissing
+from fastsched.config.arguments import changed_keys, config_parser, parse_config
 from fastsched.record.log import RunLog
 from fastsched.record.tables import complete_lines
 from fastsched.types import SAMPLER_ERRORS, EngineError
@@ -19,10 +20,26 @@ DISK = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used 
 REPORT_ERRORS = SAMPLER_ERRORS  # pandas and matplotlib raise as widely
 
 
-def train(cfg: Config, run_dir: Path, *, resume: bool) -> int:
-    """Train and write the report; the last console line is its path. Returns the exit code."""
+def run(arguments: list[str]) -> int:
+    if "-h" in arguments or "--help" in arguments:
+        show(config_parser().format_help())
+        return DONE
+    own, overrides = _parser().parse_known_args(arguments)
+    source = source_file(own)
+    run_dir = Path(own.run_dir or f"runs/{own.preset or Path(own.config or 'train').stem}")
+    if own.resume and not source:
+        source = str(run_dir / "config.yaml")
+    cfg = config_of(source, overrides)
+    if own.dry_run:
+        from fastsched.commands.dry_run import dry_run
+
+        show(dry_run(cfg, run_dir))
+        return DONE
     try:
-        return _train(cfg, run_dir, resume=resume)
+        return train_and_report(cfg, run_dir, resume=own.resume)
+    except FeaturesMissing as error:
+        given = ["--preset", own.preset] if own.preset else ["--config", source] if source else []
+        raise ConfigError(f"{error}; run `{shlex.join(['fastsched', 'cluster', *given, *overrides])}`") from error
     except OSError as error:
         if error.errno not in DISK:
             raise
@@ -31,7 +48,19 @@ def train(cfg: Config, run_dir: Path, *, resume: bool) -> int:
         return GUARD
 
 
-def _train(cfg: Config, run_dir: Path, *, resume: bool) -> int:
+def _parser() -> argparse.ArgumentParser:
+    parser = source_parser("train")
+    parser.add_argument("--run_dir", "--run-dir")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--dry-run", "--dry_run", action="store_true")
+    return parser
+
+
+def train_and_report(cfg: Config, run_dir: Path, *, resume: bool) -> int:
+    """Train and write the report; the last console line is its path. Returns the exit code."""
+    from fastsched.commands.run_folder import require_run, require_writable
+    from fastsched.record.checkpoint import newest_intact, step_of
+
     is_main = int(os.environ.get("RANK", 0)) == 0
     if resume:
         require_run(run_dir, "train --resume")
@@ -44,11 +73,11 @@ def _train(cfg: Config, run_dir: Path, *, resume: bool) -> int:
     with RunLog(run_dir, cfg.log, cfg.train.steps, resume_step=resume_step, is_main=is_main, window=cfg.scheduler.window) as log:
         log.capture_output()
         if resume:
-            _say_what_resumes(log, cfg, run_dir, checkpoint, damaged)
+            _note_what_resumes(log, cfg, run_dir, checkpoint, damaged)
         try:
-            from fastsched.train import run_training
+            from fastsched.train import train  # what the engines print when they are imported goes to the log
 
-            code = run_training(cfg, run_dir, log, checkpoint)
+            code = train(cfg, run_dir, log, checkpoint)
         except KeyboardInterrupt:
             log.warn("interrupted; the last checkpoint is untouched")
             return INTERRUPTED
@@ -65,7 +94,7 @@ def _finish(log: RunLog, cfg: Config, run_dir: Path) -> None:
     if len(complete_lines(run_dir / "metrics.csv")) < 2:
         return
     try:
-        _say_what_was_gained(log, run_dir)
+        _note_what_was_gained(log, run_dir)
         if cfg.log.plots:
             from fastsched.report.page import write_report
 
@@ -76,7 +105,7 @@ def _finish(log: RunLog, cfg: Config, run_dir: Path) -> None:
         log.warn(f"no report ({type(error).__name__}: {error}); the run itself is complete: `fastsched report {run_dir}` writes it")
 
 
-def _say_what_was_gained(log: RunLog, run_dir: Path) -> None:
+def _note_what_was_gained(log: RunLog, run_dir: Path) -> None:
     from fastsched.report.runs import load_run
 
     evals = load_run(run_dir).evals
@@ -87,7 +116,7 @@ def _say_what_was_gained(log: RunLog, run_dir: Path) -> None:
             log.note(f"  {label:<10} {first['accuracy'].get(label, float('nan')):6.1%} -> {after:6.1%}   ({last['n'][label]} prompts)")
 
 
-def _say_what_resumes(log: RunLog, cfg: Config, run_dir: Path, checkpoint: Path | None, damaged: list[str]) -> None:
+def _note_what_resumes(log: RunLog, cfg: Config, run_dir: Path, checkpoint: Path | None, damaged: list[str]) -> None:
     for line in damaged:
         log.warn(line)
     if checkpoint is None and log.is_main:

@@ -54,6 +54,10 @@ class LearnerConfig:
     """Implementation of the fused head; by default the fastest that this device can run, and the log names it."""
     chunk_rows: Optional[int] = None
     """Rows of logits formed at a time in the head; by default 4096 on a GPU, 128 MiB of logits on a CPU."""
+    filter_eps: float = 0.0
+    """Vocabulary columns in which no token of a chunk has a gradient above this share of the token's coefficients leave the head's two
+    backward products; 0 keeps all. Measured on rollouts of SmolLM2 in bf16: 2^-15 takes 0.61 of the head's time at 1.03 times the error
+    of its gradient by the hidden states, 2^-14 0.56 at 1.09, 2^-13 0.52 at 1.24; the error of the weight's gradient stays."""
     nonfinite_limit: int = 3
     """Consecutive skipped updates after which the run stops with exit code 3."""
 
@@ -65,6 +69,7 @@ class LearnerConfig:
         require(all(0 <= beta < 1 for beta in self.betas), "learner.betas: must lie in [0, 1)")
         require(min(self.updates_per_batch, self.nonfinite_limit, 1 if self.chunk_rows is None else self.chunk_rows) >= 1,
                 "learner: updates_per_batch, nonfinite_limit and chunk_rows must be at least 1")
+        require(0 <= self.filter_eps < 1, "learner.filter_eps: must lie in [0, 1)")
         require(0 <= self.clip[0] < 1 and self.clip[1] >= 0, "learner.clip: needs 0 <= lower < 1 and upper >= 0")
         require((self.teacher is None) == (self.loss != "opd" and self.distill == 0),
                 "learner.teacher: needed by learner.loss opd and by learner.distill, and by nothing else")

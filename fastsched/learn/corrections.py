@@ -4,12 +4,14 @@ rho_t = pi_old / pi_sampler of one token; R trained tokens. Products and means r
 that carry loss. Everything is detached.
 """
 
-from typing import NamedTuple
+from typing import Callable, Iterable, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fastsched.config import RolloutConfig
+from fastsched.types import MicroBatch
 
 LOG_LIMIT = 20.0
 BOUNDS = {"token_tis": (0.0, 2.0), "sequence_tis": (0.0, 2.0), "token_mis": (0.5, 2.0), "sequence_mis": (0.0, 3.0),
@@ -50,6 +52,19 @@ def correct(cfg: RolloutConfig, old_logp: Tensor, sampler_logp: Tensor, response
         vetoed = _of_response((token.exp() < cfg.correction_veto).to(token.dtype), response, live, mean=False) > 0
         weight = torch.where(vetoed, 0.0, weight)
         return Correction(weight, token.exp(), capped & ~vetoed, weight == 0)
+
+
+def mean_weight(cfg: RolloutConfig, micro_batches: Iterable[MicroBatch], all_reduce: Callable[[np.ndarray], np.ndarray]) -> float:
+    """Mean weight over the trained tokens of the micro-batches of all ranks, all with old log-probabilities; 1 where all are 0."""
+    total, count = 0.0, 0.0
+    for micro in micro_batches:
+        if micro.groups:
+            live = torch.from_numpy(micro.token_weights) > 0
+            arrays = (torch.from_numpy(a) for a in (micro.old_logp, micro.sampler_logp, micro.responses))
+            total += float(correct(cfg, *arrays, live).weight[live].double().sum())
+            count += float(live.sum())
+    total, count = all_reduce(np.array([total, count]))
+    return total / count if total > 0 else 1.0
 
 
 def bounds(cfg: RolloutConfig) -> tuple[float, float]:

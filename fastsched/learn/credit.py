@@ -3,7 +3,7 @@
 T tokens of B responses one after another, L tokens of one response, S the temporal schedule (algorithms.md 1).
 """
 
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ ENTROPY_PROXIES = ("entropy", "advantage")
 class Credit(NamedTuple):
     keep: np.ndarray  # [T] bool, tokens that carry loss
     advantage: np.ndarray  # [T] float64
-    kl_scale: Optional[np.ndarray]  # [T] float32, factor of the KL coefficient; None: 1
+    kl_scale: np.ndarray | None  # [T] float32, factor of the KL coefficient; None: 1
 
 
 def needs_entropy(cfg: SchedulerConfig, knobs: Knobs) -> bool:
@@ -26,8 +26,8 @@ def needs_entropy(cfg: SchedulerConfig, knobs: Knobs) -> bool:
     return cfg.kl_gate.enabled or cfg.temporal.proxy in ENTROPY_PROXIES and knobs.temporal_s > 0
 
 
-def token_credit(cfg: SchedulerConfig, knobs: Knobs, lengths: np.ndarray, advantages: np.ndarray, *, entropy: Optional[np.ndarray],
-                 tp_score: Optional[np.ndarray], seeds: Sequence[Sequence[int]]) -> Credit:
+def token_credit(cfg: SchedulerConfig, knobs: Knobs, lengths: np.ndarray, advantages: np.ndarray, *, entropy: np.ndarray | None,
+                 tp_score: np.ndarray | None, seeds: Sequence[Sequence[int]]) -> Credit:
     """lengths and advantages [B]; entropy [T] where `needs_entropy`, tp_score [T] for that proxy; a seed for each response."""
     temporal, s = cfg.temporal, knobs.temporal_s
     advantage = np.repeat(np.asarray(advantages, np.float64), lengths)
@@ -38,8 +38,8 @@ def token_credit(cfg: SchedulerConfig, knobs: Knobs, lengths: np.ndarray, advant
                   kl_gate(entropy, lengths, knobs.kl_gate, cfg.kl_gate) if gated else None)
 
 
-def keep_mask(lengths: np.ndarray, s: float, proxy: str, *, entropy: Optional[np.ndarray] = None,
-              tp_score: Optional[np.ndarray] = None, seeds: Sequence[Sequence[int]] = ()) -> np.ndarray:
+def keep_mask(lengths: np.ndarray, s: float, proxy: str, *, entropy: np.ndarray | None = None,
+              tp_score: np.ndarray | None = None, seeds: Sequence[Sequence[int]] = ()) -> np.ndarray:
     """Tokens that carry the loss, bool [T]; all of them at S = 0 and for proxy `advantage`.
 
     tp_score keeps tokens of TP-Score >= S, and of a response without any its last one; random keeps every token with probability 1 - S,

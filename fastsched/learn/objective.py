@@ -1,7 +1,7 @@
 """The loss of one micro-batch: one call into the fused head. R trained tokens, H hidden, V vocabulary."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from fastsched_kernels.trajectory import decile_sums
 
 from fastsched.config import LearnerConfig, RolloutConfig
 from fastsched.learn.corrections import Correction, correct
+from fastsched.learn.losses import LOSSES, Loss
 from fastsched.learn.rpg import rpg_weight
 from fastsched.types import Head, Knobs, MicroBatch
 
@@ -22,14 +23,14 @@ class Tokens(NamedTuple):
     advantage: torch.Tensor  # float32
     weight: torch.Tensor  # float32, mask over global denominator
     sampler_logp: torch.Tensor  # float32
-    old_logp: Optional[torch.Tensor]  # float32, NaN: unknown; None on policy: the ratio is one by construction
+    old_logp: torch.Tensor | None  # float32, NaN: unknown; None on policy: the ratio is one by construction
     response: torch.Tensor  # int64, the response of each token
     decile: torch.Tensor  # int64
-    kl_scale: Optional[torch.Tensor]  # float32, factor of the KL coefficient
+    kl_scale: torch.Tensor | None  # float32, factor of the KL coefficient
 
     @classmethod
     def of(cls, micro: MicroBatch, device: torch.device) -> "Tokens":
-        def move(values: Optional[np.ndarray]):
+        def move(values: np.ndarray | None):
             return None if values is None else torch.from_numpy(values).to(device, non_blocking=True)
 
         return cls(move(micro.targets), move(micro.advantages), move(micro.token_weights), move(micro.sampler_logp),
@@ -57,8 +58,8 @@ class _Measured(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Objective:
-    """Clipped surrogate, KL to the reference and entropy bonus (kernels.md 6.1), or RPG, with this step's knobs."""
+class StepObjective:
+    """The surrogate of the loss's row, KL to the reference and entropy bonus (kernels.md 6.1), with this step's knobs."""
 
     learner: LearnerConfig
     rollout: RolloutConfig
@@ -67,22 +68,31 @@ class Objective:
     correction_mean: float = 1.0  # by which correction weights are divided
 
     @property
+    def loss(self) -> Loss:
+        return LOSSES[self.learner.loss]
+
+    @property
     def corrects(self) -> bool:
         return self.rollout.correction != "none"
+
+    @property
+    def divides(self) -> bool:
+        """Correction weights are divided by their mean, which takes old log-probabilities of the whole batch."""
+        return self.corrects and self.rollout.correction_divide
 
     @property
     def needs_reference(self) -> bool:
         return self.learner.kl != "none" or self.learner.teacher is not None
 
-    def __call__(self, policy: Head, reference: Optional[Head], tokens: Tokens) -> LossSums:
+    def __call__(self, policy: Head, reference: Head | None, tokens: Tokens) -> LossSums:
         tokens = tokens._replace(old_logp=self._known(policy, tokens))
         correction = self._correction(policy, tokens) if self.corrects else None
         scale = 1.0 if tokens.kl_scale is None else tokens.kl_scale
-        loss = self._rpg if self.learner.loss == "rpg" else self._clipped
+        loss = self._rpg if self.loss.surrogate == "rpg" else self._clipped
         weight = 1.0 if correction is None else correction.weight / self.correction_mean
         return _sums(loss(policy, reference, tokens, weight, self.knobs.kl_coef * scale), tokens, correction)
 
-    def _clipped(self, policy: Head, reference: Optional[Head], tokens: Tokens, rollout_weight, kl_coef) -> _Measured:
+    def _clipped(self, policy: Head, reference: Head | None, tokens: Tokens, rollout_weight, kl_coef) -> _Measured:
         cfg, teacher = self.learner, self.learner.teacher is not None
         out = policy_loss(
             policy.hidden, policy.weight, tokens.target,
@@ -91,9 +101,8 @@ class Objective:
             ref_weight=None if reference is None else reference.weight,
             ref_bias=None if reference is None else reference.bias,
             kl="k1" if teacher else cfg.kl, kl_coef=0.0 if teacher else kl_coef,  # of the teacher, for the log
-            distill=1.0 if cfg.loss == "opd" else cfg.distill, entropy_coef=self.knobs.entropy_coef,
-            clip=cfg.clip, dual_clip=cfg.dual_clip, surrogate="cispo" if cfg.loss == "cispo" else "clip",
-            level="sequence" if cfg.loss == "gspo" else "token", sequence=tokens.response,
+            distill=self.loss.distill + cfg.distill, entropy_coef=self.knobs.entropy_coef,
+            clip=cfg.clip, dual_clip=cfg.dual_clip, surrogate=self.loss.surrogate, level=self.loss.level, sequence=tokens.response,
             rollout_weight=rollout_weight, skip_flat=False, **self._head(policy),
         )
         return _Measured(out.loss, out.logp, out.entropy, out.kl, out.clipped)
@@ -116,7 +125,7 @@ class Objective:
         return _Measured(out.loss, out.logp, out.entropy, kl_estimate(self.learner.kl, out.logp, columns["ref_logp"]),
                          weigh(out.logp, columns)[1])
 
-    def _known(self, policy: Head, tokens: Tokens) -> Optional[torch.Tensor]:
+    def _known(self, policy: Head, tokens: Tokens) -> torch.Tensor | None:
         """Old log-probabilities; a token without one has ratio one."""
         old = tokens.old_logp
         if old is None or bool(old.isfinite().all()):
@@ -135,11 +144,11 @@ class Objective:
 
     def _head(self, head: Head) -> dict:
         return dict(temperature=self.rollout.temperature, softcap=head.softcap, bias=head.bias, chunk_rows=self.learner.chunk_rows,
-                    implementation=self.learner.head)
+                    filter_eps=self.learner.filter_eps, implementation=self.learner.head)
 
 
 @torch.no_grad()
-def _sums(out: _Measured, tokens: Tokens, correction: Optional[Correction]) -> LossSums:
+def _sums(out: _Measured, tokens: Tokens, correction: Correction | None) -> LossSums:
     live = tokens.weight > 0
     deviation = (out.logp - tokens.sampler_logp).abs().nan_to_num(0.0)  # the sampler may miss a log-probability
     none = torch.zeros_like(out.logp)

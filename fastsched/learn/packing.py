@@ -29,21 +29,10 @@ class Sample:
     kl_scale: np.ndarray | None = None  # [L] float32, for all samples or none
     bin: int = -1  # difficulty bin of the prompt
 
-
-def token_weights(loss: str, kept: np.ndarray, total_kept: float, total_responses: float, max_new_tokens: int) -> np.ndarray:
-    """Weight of each kept token of every response, [B] from kept counts [B] (algorithms.md 5.2).
-
-    `total_kept` and `total_responses` are sums over the global batch, all ranks. grpo, gspo: mean over responses of the mean over
-    kept tokens; dapo, cispo, opd, rpg: mean over all kept tokens; dr_grpo: mean over responses of the sum over `max_new_tokens`.
-    """
-    kept = np.maximum(kept, 1).astype(np.float64)
-    if loss in ("grpo", "gspo"):
-        return 1.0 / (kept * max(total_responses, 1))
-    if loss in ("dapo", "cispo", "opd", "rpg"):
-        return np.full_like(kept, 1.0 / max(total_kept, 1))
-    if loss == "dr_grpo":
-        return np.full_like(kept, 1.0 / (max(total_responses, 1) * max_new_tokens))
-    raise ConfigError(f"learner.loss: {loss!r} is none of grpo, dapo, dr_grpo, gspo, cispo, opd, rpg")
+    @property
+    def flat(self) -> bool:
+        """It has no advantage."""
+        return not np.any(self.advantage)
 
 
 def pack(samples: Sequence[Sample], *, token_budget: int, share_prompts: bool, row_width: int | None = None) -> list[MicroBatch]:
@@ -70,9 +59,7 @@ def pack(samples: Sequence[Sample], *, token_budget: int, share_prompts: bool, r
         stop = min(len(bins), start + max(1, token_budget // max(width, 1)))
         micro_batches.append(_fill(samples, [[items[i] for i in b] for b in bins[start:stop]], width, common))
         start = stop
-    carried = {sample.group for sample in samples if sample.keep.any()}
-    whole = sum(micro.groups for micro in micro_batches) == len(carried)
-    return [replace(micro, whole=whole) for micro in micro_batches]
+    return micro_batches
 
 
 def packed_tokens(group: Sequence[Sample], share_prompts: bool) -> int:
@@ -82,17 +69,14 @@ def packed_tokens(group: Sequence[Sample], share_prompts: bool) -> int:
 
 def dummy(micro: MicroBatch) -> MicroBatch:
     """The same shapes with no weight: evens out the micro-batch count between ranks."""
-    return replace(micro, token_weights=np.zeros_like(micro.token_weights), groups=0, bin=-1)
+    return replace(micro, token_weights=np.zeros_like(micro.token_weights), groups=(), bin=-1)
 
 
-def split_by_bin(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """The samples of one bin at a time, its groups in two halves, so that each bin has at least two micro-batches."""
-    parts = []
-    for b in sorted({s.bin for s in samples}):
-        groups = sorted({s.group for s in samples if s.bin == b})
-        for half in (groups[:len(groups) // 2], groups[len(groups) // 2:]):
-            parts.append([s for s in samples if s.bin == b and s.group in set(half)])
-    return [part for part in parts if part]
+def blank() -> MicroBatch:
+    """For a rank without a single trained response: one padding token, no loss."""
+    zero, none = np.zeros((1, 1), np.int64), np.zeros(1, np.float32)
+    index = np.zeros(1, np.int64)
+    return MicroBatch(zero, zero, zero, zero, index, index, none, none, none, index, index, index, ())
 
 
 def _items(samples: Sequence[Sample], share_prompts: bool) -> list[list[int]]:
@@ -157,7 +141,8 @@ def _fill(samples: Sequence[Sample], rows: list[list[list[int]]], width: int, co
                 end += fed
     bins = {sample.bin for _, sample, _, _ in trained}
     return MicroBatch(tokens, positions, groups, responses, **_trained_tokens(trained),
-                      groups=len({sample.group for _, sample, _, keep in trained if len(keep)}), bin=bins.pop() if len(bins) == 1 else -1)
+                      groups=tuple(sorted({sample.group for _, sample, _, keep in trained if len(keep)})),
+                      bin=bins.pop() if len(bins) == 1 else -1)
 
 
 def _trained_tokens(trained: list[tuple[np.ndarray, Sample, int, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -4,18 +4,19 @@ P prompts, G responses a prompt.
 """
 
 from dataclasses import dataclass, field
-from typing import Callable, Iterable, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from fastsched.groups import flat_groups
-from fastsched.learn.objective import SUMS, LossSums
-from fastsched.learn.snr import BinGradients, bin_snr, gradient_snr
-from fastsched.types import MicroBatch, Response
+from fastsched.learn.objective import SUMS, LossSums, StepObjective
+from fastsched.learn.snr import GradientSnr
+from fastsched.types import Response, Stats, StepResult
 
 DECILES = 10
 QUANTILE_BINS, QUANTILE_RANGE = 4096, 16.0  # of token entropy: steps of 1/256 nat
 AllReduce = Callable[..., np.ndarray]
+NAN = float("nan")
 
 
 @dataclass
@@ -34,15 +35,52 @@ class Totals:
         self.loss += float(out.loss.detach())
 
 
-def reduced(totals: Totals, responses: Sequence[Response], rewards: np.ndarray, stale: np.ndarray,
-            all_reduce: AllReduce) -> tuple[dict[str, float], np.ndarray]:
-    """(scalars by name, [6, 10] by decile: kept tokens, their entropy, their KL, all tokens, surprisal, tokens with surprisal)."""
+class Steps(NamedTuple):
+    """The optimizer steps of one batch."""
+
+    results: Sequence[StepResult]
+    drift: float  # ||theta - avg|| / ||avg|| after the last
+    lr: float
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Totals of all ranks."""
+
+    sums: Mapping[str, float]
+    deciles: np.ndarray  # [6, 10]: kept tokens, their entropy, their KL, all tokens, surprisal, tokens with surprisal
+    largest_ratio: float
+
+    def per_token(self, name: str) -> float:
+        """Mean over kept tokens; NaN without one."""
+        return self.sums[name] / self.sums["tokens"] if self.sums["tokens"] else NAN
+
+
+def reduced(totals: Totals, responses: Sequence[Response], rewards: np.ndarray, stale: np.ndarray, all_reduce: AllReduce) -> Reduced:
+    """Totals and what is counted of this rank's responses, stale [P * G] bool, over all ranks; every rank calls it."""
     deciles = np.concatenate([totals.deciles, _all_tokens(responses)])
     names = (*SUMS, "loss", "all_tokens", "flat", "groups", "stale", "responses")
     scalars = [*totals.sums, totals.loss, sum(len(r.token_ids) for r in responses), flat_groups(rewards).sum(), len(rewards),
                stale.sum(), len(responses)]
     values = all_reduce(np.concatenate([np.array(scalars, np.float64), deciles.ravel()]))
-    return dict(zip(names, values.tolist(), strict=False)), values[len(names):].reshape(deciles.shape)
+    largest = all_reduce(np.array([totals.largest_ratio], np.float64), "max")
+    return Reduced(dict(zip(names, values.tolist(), strict=False)), values[len(names):].reshape(deciles.shape), float(largest[0]))
+
+
+def stats_of(seen: Reduced, steps: Steps, objective: StepObjective, snr: GradientSnr, entropy_quantile: float) -> Stats:
+    """What is logged of the batch; every rank calls it."""
+    cfg, sums, norm = objective.learner, seen.sums, steps.results[-1].grad_norm
+    corrected = lambda value: value if objective.corrects else NAN
+    return Stats(
+        loss=sums["loss"] / len(steps.results), entropy=seen.per_token("entropy"),
+        kl=seen.per_token("kl") if objective.needs_reference else NAN, kl_kind="k1 to teacher" if cfg.teacher else cfg.kl,
+        drift=steps.drift, grad_norm=norm, grad_snr=snr.ratio(norm), snr_bins=snr.by_bin(), clip_fraction=seen.per_token("clipped"),
+        ratio_deviation=seen.per_token("deviation"), kept_fraction=sums["tokens"] / sums["all_tokens"] if sums["all_tokens"] else NAN,
+        flat_groups=sums["flat"] / sums["groups"], skipped=sum(not r.applied for r in steps.results), lr=steps.lr,
+        stale=sums["stale"] / sums["responses"], correction_mean=corrected(seen.per_token("rho")),
+        correction_max=corrected(seen.largest_ratio), correction_capped=corrected(seen.per_token("capped")),
+        correction_rejected=corrected(seen.per_token("rejected")), entropy_quantile=entropy_quantile, deciles=decile_columns(seen.deciles),
+    )
 
 
 def _all_tokens(responses: Sequence[Response]) -> np.ndarray:
@@ -75,41 +113,3 @@ def token_quantile(values: np.ndarray, q: float, all_reduce: AllReduce) -> float
     before = below[place - 1] if place else 0.0
     inside = (q * below[-1] - before) / max(below[place] - before, 1.0)
     return float(edges[place] + inside * (edges[1] - edges[0]))
-
-
-def trained_share(groups: Iterable[tuple[int, bool]], bins: int, all_reduce: AllReduce) -> np.ndarray:
-    """[1 + bins] share of the groups of all ranks that are in the loss: of all, and of each of `bins` difficulty bins, 1 of an empty one.
-
-    groups: (bin, in the loss) of every group of this rank that has a score.
-    """
-    counts = np.zeros((2, 1 + bins))
-    for b, trained in groups:
-        counts[:, 0] += trained, 1
-        if bins:
-            counts[:, 1 + b] += trained, 1
-    trained, everything = all_reduce(counts)
-    return np.divide(trained, everything, out=np.ones(1 + bins), where=everything > 0)
-
-
-def snr(squares: Sequence[float], micro_batches: Sequence[MicroBatch], grad_norm: float, share: float,
-        all_gather: Callable[[object], list]) -> float:
-    """Gradient SNR over the micro-batches of all ranks, which hold `share` of the groups; dummies are left out. NaN where a group lies in
-    several micro-batches, whose gradients are then not independent."""
-    own = [(square, m.groups, m.whole) for square, m in zip(squares, micro_batches, strict=True) if m.groups]
-    rows = [row for rank in all_gather(own) for row in rank]
-    if not all(whole for _, _, whole in rows):
-        return float("nan")
-    return gradient_snr(np.array([square for square, _, _ in rows]), np.array([groups for _, groups, _ in rows]), grad_norm, share)
-
-
-def snr_by_bin(squares: Sequence[float], micro_batches: Sequence[MicroBatch], totals: dict[int, float], shares: np.ndarray,
-               all_gather: Callable[[object], list]) -> tuple[float, ...]:
-    """The same within each difficulty bin, which hold `shares` [K] of their groups; `totals` holds this rank's squared norm of each bin's
-    summed gradient."""
-    own, split = {}, {m.bin for m in micro_batches if not m.whole}
-    for b, total in totals.items():
-        rows = [(s, m.groups) for s, m in zip(squares, micro_batches, strict=True) if m.bin == b and m.groups]
-        own[b] = BinGradients(np.array([s for s, _ in rows]), np.array([n for _, n in rows]), total)
-    ranks = all_gather((own, split))
-    return tuple(float("nan") if any(b in split for _, split in ranks) else bin_snr([own[b] for own, _ in ranks if b in own], share)
-                 for b, share in enumerate(shares.tolist()))

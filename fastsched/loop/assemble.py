@@ -2,10 +2,10 @@
 
 import logging
 import random
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable, Iterator, NamedTuple
 
 import numpy as np
 import torch
@@ -32,102 +32,115 @@ from fastsched.engines.rollout.contract import RolloutEngine
 from fastsched.engines.rollout.limits import LimitedRollout
 from fastsched.engines.rollout.opening import open_rollout
 from fastsched.learn.learner import Learner
-from fastsched.loop.ahead import LookAhead
+from fastsched.loop.ahead import AheadSource, LookAhead
 from fastsched.loop.buffers import GroupBuffer, make_buffer
+from fastsched.loop.evaluation import Evaluator
 from fastsched.loop.features import feature_lines, find_features
+from fastsched.loop.guards import RESUME
+from fastsched.loop.outcomes import Scorer
 from fastsched.loop.prepare import data_lines, load_data, prepare_model, require_packable, require_share
+from fastsched.loop.rollouts import RolloutSource
 from fastsched.record.log import RunLog
 from fastsched.types import SAMPLER_ERRORS, EngineError, Features, StartError
 
 LATE_S = 60.0
 """How much longer a collective waits than a call into the sampler, so that the rank whose sampler hangs can say so."""
-RESUME = "the checkpoints are untouched: continue with --resume"
 
+@dataclass(frozen=True)
+class Training:
+    """The parts of a training run, wired to one another."""
 
-@dataclass
-class Run:
     cfg: Config
     run_dir: Path
     log: RunLog
+    ranks: Ranks
+    scheduler: Scheduler
+    source: RolloutSource
+    buffer: GroupBuffer
+    learner: Learner
+    rollout: RolloutEngine
+    evaluator: Evaluator
+
+
+class Basis(NamedTuple):
+    """What training and evaluation are both built on."""
+
     ranks: Ranks
     model_path: Path
     tokenizer: object
     train_set: PromptSet
     heldout: PromptSet
-    buffer: GroupBuffer
-    rewards: RewardPool = None  # from here on set by `_open_parts`
-    rollout: RolloutEngine = None
-    learner: Optional[Learner] = None  # None when only evaluating
-    scheduler: Optional[Scheduler] = None  # None when only evaluating
-    ahead: Optional[LookAhead] = None  # with rollout.ahead
-
-    def close(self) -> None:
-        """Sampler first: its engine must end before the process group does."""
-        self.rewards.close()
-        if self.ahead:
-            self.ahead.close()
-        self.rollout.close()
-        if self.learner:
-            self.learner.engine.close()
-        leave_distributed()
 
 
-def assemble(cfg: Config, run_dir: Path, log: RunLog, *, learn: bool = True) -> Run:
-    """Build every part; each says in the log what it is doing. What was opened is closed again when a later part fails.
+@contextmanager
+def assemble_training(cfg: Config, run_dir: Path, log: RunLog) -> Iterator[Training]:
+    """Build every part; each says in the log what it is doing. Whatever was opened is closed at the end, the last first: the sampler's
+    engine must end before the learner's, and both before the process group. Also where a later part fails.
 
     Raises ConfigError for what cannot run, StartError for a sampler that does not start.
     """
     with ExitStack() as opened:
-        opened.callback(leave_distributed)
-        ranks = init_distributed(max(PATIENCE_S, cfg.rollout.timeout_s + LATE_S))
-        random.seed(cfg.train.seed), np.random.seed(cfg.train.seed)  # nothing here draws from them; what a library draws repeats
-        if not torch.cuda.is_available():
-            log.note(f"device: CPU, {torch.get_num_threads()} threads, world size {ranks.world_size}")
-        require_share(cfg, ranks.world_size)
-        with log.phase("preparing the model"):
-            model_path, tokenizer = _model(cfg)
-        with log.phase("loading and checking the dataset"):
-            train_set, heldout = load_data(cfg.data, tokenizer, cfg.train.seed, cfg.train.prompts_per_step)
-        for line in data_lines(train_set, heldout):
-            log.note(line)
-        if learn:
-            require_packable(cfg, train_set.longest)
-        buffer = make_buffer(cfg.scheduler, cfg.train.prompts_per_step, cfg.rollout.responses)
-        run = Run(cfg, run_dir, log, ranks, model_path, tokenizer, train_set, heldout, buffer)
-        _open_parts(run, opened, learn)
-        opened.pop_all()
-        return run
-
-
-def _model(cfg: Config) -> tuple[Path, object]:
-    """Folder and tokenizer, once it is known that the model takes the longest sequence."""
-    path = prepare_model(cfg)
-    require_positions(load_config(path, cfg.model), cfg.longest)
-    return path, load_tokenizer(path, cfg.model)
-
-
-def _open_parts(run: Run, opened: ExitStack, learn: bool) -> None:
-    """What has to be closed, in the order in which it is opened; `opened` hears of each at once."""
-    cfg, log = run.cfg, run.log
-    features = _features(cfg, run.model_path, run.train_set, log) if learn else None
-    if features:
-        run.train_set = with_feature_bins(run.train_set, features, cfg.data)
-    with log.phase("starting the reward workers"):
-        run.rewards = opened.enter_context(RewardPool(cfg.reward, cfg.data.task))
-    if learn:
+        basis = _basis(cfg, log, opened)
+        require_packable(cfg, basis.train_set.longest)
+        features = _features(cfg, basis.model_path, basis.train_set, log)
+        train_set = with_feature_bins(basis.train_set, features, cfg.data) if features else basis.train_set
+        scorer = _open_scorer(cfg, basis.tokenizer, log, opened)
         with log.phase("starting the learner"):
-            run.learner = _learner(cfg, run.run_dir, run.model_path, run.train_set)
-            opened.callback(run.learner.engine.close)
-            log.note(f"head: {_head(cfg, run.learner)}, ZeRO stage {cfg.learner.zero_stage}")
+            learner = _learner(cfg, run_dir, basis.model_path, train_set)
+            opened.callback(learner.engine.close)
+            log.note(f"head: {_head(cfg, learner)}, ZeRO stage {cfg.learner.zero_stage}")
+        rollout = _open_sampler(cfg, basis.model_path, run_dir, log, opened, lambda text: log.warn(f"{text}; {RESUME}"))
+        scheduler = _scheduler(cfg, train_set, features, log)
+        parts = cfg, train_set, scheduler, rollout, scorer, basis.ranks, log
+        source = AheadSource(*parts, LookAhead(rollout.generate)) if cfg.rollout.ahead else RolloutSource(*parts)
+        opened.callback(source.close)
+        buffer = make_buffer(cfg.scheduler, cfg.train.prompts_per_step, cfg.rollout.responses)
+        evaluator = Evaluator(cfg, basis.heldout, rollout, scorer, basis.ranks, log)
+        yield Training(cfg, run_dir, log, basis.ranks, scheduler, source, buffer, learner, rollout, evaluator)
+
+
+@contextmanager
+def assemble_evaluation(cfg: Config, log_dir: Path, log: RunLog) -> Iterator[Evaluator]:
+    """Only what evaluates `model.name`; raises and closes as `assemble_training` does."""
+    with ExitStack() as opened:
+        basis = _basis(cfg, log, opened)
+        scorer = _open_scorer(cfg, basis.tokenizer, log, opened)
+        rollout = _open_sampler(cfg, basis.model_path, log_dir, log, opened, log.warn)
+        yield Evaluator(cfg, basis.heldout, rollout, scorer, basis.ranks, log)
+
+
+def _basis(cfg: Config, log: RunLog, opened: ExitStack) -> Basis:
+    opened.callback(leave_distributed)
+    ranks = init_distributed(max(PATIENCE_S, cfg.rollout.timeout_s + LATE_S))
+    random.seed(cfg.train.seed), np.random.seed(cfg.train.seed)  # nothing here draws from them; what a library draws repeats
+    if not torch.cuda.is_available():
+        log.note(f"device: CPU, {torch.get_num_threads()} threads, world size {ranks.world_size}")
+    require_share(cfg, ranks.world_size)
+    with log.phase("preparing the model"):
+        model_path = prepare_model(cfg)
+        require_positions(load_config(model_path, cfg.model), cfg.longest)
+        tokenizer = load_tokenizer(model_path, cfg.model)
+    with log.phase("loading and checking the dataset"):
+        train_set, heldout = load_data(cfg.data, tokenizer, cfg.train.seed, cfg.train.prompts_per_step)
+    for line in data_lines(train_set, heldout):
+        log.note(line)
+    return Basis(ranks, model_path, tokenizer, train_set, heldout)
+
+
+def _open_scorer(cfg: Config, tokenizer: object, log: RunLog, opened: ExitStack) -> Scorer:
+    with log.phase("starting the reward workers"):
+        return Scorer(tokenizer, opened.enter_context(RewardPool(cfg.reward, cfg.data.task)), log)
+
+
+def _open_sampler(cfg: Config, model_path: Path, log_dir: Path, log: RunLog, opened: ExitStack,
+                  warn: Callable[[str], None]) -> RolloutEngine:
     with log.phase("starting the sampler"):
-        run.rollout = sampler_of(cfg, run.model_path, run.run_dir, (lambda text: log.warn(f"{text}; {RESUME}")) if learn else log.warn)
-        opened.callback(run.rollout.close)
-    if learn:
-        run.scheduler = _scheduler(cfg, run.train_set, features, log)
-        run.ahead = LookAhead(run.rollout.generate) if cfg.rollout.ahead else None
+        rollout = sampler_of(cfg, model_path, log_dir, warn)
+        opened.callback(rollout.close)
+        return rollout
 
 
-def _features(cfg: Config, model_path: Path, train_set: PromptSet, log: RunLog) -> Optional[Features]:
+def _features(cfg: Config, model_path: Path, train_set: PromptSet, log: RunLog) -> Features | None:
     folder = find_features(cfg, model_path, train_set)
     if folder is None:
         return None
@@ -136,7 +149,7 @@ def _features(cfg: Config, model_path: Path, train_set: PromptSet, log: RunLog) 
     return open_features(folder)
 
 
-def _scheduler(cfg: Config, train_set: PromptSet, features: Optional[Features], log: RunLog) -> Scheduler:
+def _scheduler(cfg: Config, train_set: PromptSet, features: Features | None, log: RunLog) -> Scheduler:
     scheduler = Scheduler(cfg.scheduler, train_set.bins, cfg.train.prompts_per_step, cfg.train.steps, cfg.train.seed, features)
     for line in [*scheduler.sampler.notes(), *_budget_notes(cfg)]:
         log.warn(line)
@@ -151,15 +164,15 @@ def _budget_notes(cfg: Config) -> list[str]:
             "not come to their end"]
 
 
-def sampler_of(cfg: Config, model_path: Path, run_dir: Path, say: Callable[[str], None]) -> RolloutEngine:
-    """`say` is told when a call into an engine of this process takes too long, just before the process ends.
+def sampler_of(cfg: Config, model_path: Path, log_dir: Path, warn: Callable[[str], None]) -> RolloutEngine:
+    """`warn` is told when a call into an engine of this process takes too long, just before the process ends.
 
     Raises StartError for whatever an engine of this process raises while it starts.
     """
     stops = stop_token_ids(model_path, cfg.model.trust_remote_code)
     try:
         engine = open_rollout(model_path, cfg.rollout, dtype=cfg.model.dtype, seed=cfg.train.seed, max_model_len=cfg.longest,
-                              stop_token_ids=stops, trust_remote_code=cfg.model.trust_remote_code, log_dir=run_dir)
+                              stop_token_ids=stops, trust_remote_code=cfg.model.trust_remote_code, log_dir=log_dir)
     except (ConfigError, EngineError):
         raise
     except SAMPLER_ERRORS as error:
@@ -168,7 +181,7 @@ def sampler_of(cfg: Config, model_path: Path, run_dir: Path, say: Callable[[str]
         raise StartError(f"rollout.engine {cfg.rollout.engine}: the sampler did not start ({type(error).__name__}: "
                          f"{' '.join(str(error).split())[:600]}); it goes by model.name, rollout.dtype, {memory}, "
                          f"rollout.max_num_seqs and data.max_prompt_tokens + rollout.max_new_tokens = {cfg.longest}") from error
-    return engine if cfg.rollout.engine == "vllm_server" else LimitedRollout(engine, cfg.rollout.timeout_s, say)
+    return engine if cfg.rollout.engine == "vllm_server" else LimitedRollout(engine, cfg.rollout.timeout_s, warn)
 
 
 def _head(cfg: Config, learner: Learner) -> str:

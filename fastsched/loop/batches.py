@@ -1,30 +1,33 @@
 """The groups that one step trains: all new, completed after a screen (SPEED), or partly replayed from earlier steps (DOTS)."""
 
 from dataclasses import replace
-from typing import Sequence
 
 import numpy as np
 
 from fastsched.groups import flat_groups, mixed_groups
-from fastsched.loop.assemble import Run
-from fastsched.loop.buffers import Group
-from fastsched.loop.rollouts import Rollouts, join_outcomes, one_batch, roll_out, staleness
-from fastsched.types import Outcomes, Selection
+from fastsched.loop.buffers import Group, GroupBuffer
+from fastsched.loop.outcomes import join_outcomes
+from fastsched.loop.rollouts import Rollouts, RolloutSource
+from fastsched.types import Outcomes, Ranks, Selection
 
 
-def train_batch(run: Run, step: int) -> Rollouts:
+def train_batch(source: RolloutSource, buffer: GroupBuffer, step: int) -> Rollouts:
     """This rank's groups of the step; `outcomes` are those of everything that was rolled out now, never of replayed groups.
 
     With `rollout.sleep` the sampler sleeps from here to the next sync.
     """
-    make = {"speed": screened, "dots": replayed}.get(run.cfg.scheduler.kind, roll_out)
-    rolled = make(run, step, run.cfg.train.prompts_per_step)
-    if run.cfg.rollout.sleep:
-        run.rollout.sleep()
+    make = {"speed": screened, "dots": replayed}.get(source.cfg.scheduler.kind, all_new)
+    rolled = make(source, buffer, step, source.cfg.train.prompts_per_step)
+    if source.cfg.rollout.sleep:
+        source.rollout.sleep()
     return rolled
 
 
-def screened(run: Run, step: int, wanted: int) -> Rollouts:
+def all_new(source: RolloutSource, buffer: GroupBuffer, step: int, wanted: int) -> Rollouts:
+    return source.roll_out(step, wanted)
+
+
+def screened(source: RolloutSource, buffer: GroupBuffer, step: int, wanted: int) -> Rollouts:
     """SPEED-RL (arXiv 2506.09016, algorithms.md 3): groups of prompts that passed a screen, with all their G responses.
 
     One generation fuses the remaining responses of the `wanted` groups that have waited longest, fewer when there are not so many,
@@ -32,40 +35,42 @@ def screened(run: Run, step: int, wanted: int) -> Rollouts:
     group waiting (the first step's) is followed by another; the last of `speed.rounds` completes candidates that did not pass,
     so that a step always trains something and the guard against runs without signal sees it.
     """
-    rounds, rejected, parts = run.cfg.scheduler.speed.rounds, [], []
+    rounds, rejected, parts = source.cfg.scheduler.speed.rounds, [], []
     for number in range(rounds):
-        waiting = run.buffer.take(wanted)
+        waiting = buffer.take(wanted)
         if not waiting and number == rounds - 1:
-            waiting = _gathered(run, rejected)[:wanted]
-        part, groups = _fused(run, step, number, waiting, wanted)
+            waiting = _gathered(source.ranks, rejected)[:wanted]
+        part, groups = _fused(source, buffer, step, number, waiting, wanted)
         parts.append(part)
-        rejected = _keep_passed(run, part.outcomes, groups, len(waiting))
+        rejected = _put_passed(source, buffer, part.outcomes, groups, len(waiting))
         if waiting:
             break
     complete = [_completed(waiting[i], group) for i, group in groups if i < len(waiting)]
-    return _trained(run, step, complete, join_outcomes([p.outcomes for p in parts]), part.probe, len(waiting))
+    return _trained(source, step, complete, replace(part, outcomes=join_outcomes([p.outcomes for p in parts]), trained=len(waiting)))
 
 
-def _fused(run: Run, step: int, number: int, waiting: list[Group], wanted: int) -> tuple[Rollouts, list[tuple[int, Group]]]:
+def _fused(source: RolloutSource, buffer: GroupBuffer, step: int, number: int, waiting: list[Group],
+           wanted: int) -> tuple[Rollouts, list[tuple[int, Group]]]:
     """One generation for `waiting` and for candidates; this rank's part of it as groups, with their places in the selection."""
     rows = np.array([group.row for group in waiting], np.int64)
-    left = np.array([run.cfg.rollout.responses - len(group.responses) for group in waiting], np.int64)
-    if len(run.buffer) < wanted:
-        with run.log.phase("control"):
-            drawn = run.scheduler.next_prompts(wanted - len(run.buffer))
-        new = ~np.isin(drawn.rows, [*rows.tolist(), *run.buffer.groups])
-        rows, left = np.concatenate([rows, drawn.rows[new]]), np.concatenate([left, drawn.responses[new]])
-    part = one_batch(run, Selection(rows, run.train_set.bins[rows].astype(np.int64), left), step, number)
+    left = np.array([source.cfg.rollout.responses - len(group.responses) for group in waiting], np.int64)
+    if len(buffer) < wanted:
+        with source.log.phase("control"):
+            selection = source.scheduler.next_prompts(wanted - len(buffer))
+        new = ~np.isin(selection.rows, [*rows.tolist(), *buffer.groups])
+        rows, left = np.concatenate([rows, selection.rows[new]]), np.concatenate([left, selection.responses[new]])
+    selection = Selection(rows, source.train_set.bins[rows].astype(np.int64), left)
+    part = source.generate(source.drawn(selection, step, number), step)
     continued = np.arange(len(rows)) < len(waiting)
-    return replace(part, outcomes=replace(part.outcomes, continued=continued)), _groups(run, part, left)
+    return replace(part, outcomes=replace(part.outcomes, continued=continued)), _groups(source.ranks, part, left)
 
 
-def _keep_passed(run: Run, outcomes: Outcomes, groups: list[tuple[int, Group]], first: int) -> list[tuple[int, Group]]:
+def _put_passed(source: RolloutSource, buffer: GroupBuffer, outcomes: Outcomes, groups: list[tuple[int, Group]],
+                first: int) -> list[tuple[int, Group]]:
     """Candidates, places `first` and on, that passed go to the buffer of every rank; returns this rank's others."""
-    passed = mixed_groups(outcomes.rewards, run.scheduler.success.r_threshold)
+    passed = mixed_groups(outcomes.rewards, source.scheduler.success.r_threshold)
     candidates = [(i, group) for i, group in groups if i >= first]
-    kept = [(i, group) for i, group in candidates if passed[i] and group.usable]
-    run.buffer.put(_gathered(run, kept))
+    buffer.put(_gathered(source.ranks, [(i, group) for i, group in candidates if passed[i] and group.usable]))
     return [(i, group) for i, group in candidates if not passed[i] or not group.usable]
 
 
@@ -73,28 +78,28 @@ def _completed(screen: Group, rest: Group) -> Group:
     return Group(screen.row, screen.responses + rest.responses, np.concatenate([screen.rewards, rest.rewards]))
 
 
-def replayed(run: Run, step: int, wanted: int) -> Rollouts:
+def replayed(source: RolloutSource, buffer: GroupBuffer, step: int, wanted: int) -> Rollouts:
     """DOTS with rollout replay (arXiv 2506.05316): a share of the batch from the buffer, the rest new, which then enters the buffer.
 
     Replayed groups are a random choice that holds no prompt of the new part; until the buffer can fill its share, more is new.
     Only groups with two different rewards are kept, until they are `dots.max_age` weight versions old.
     """
-    ranks, dots = run.ranks, run.cfg.scheduler.dots
-    run.buffer.forget(step - 1 - dots.max_age)
-    old = min(int(dots.replay * wanted), len(run.buffer))
-    fresh = roll_out(run, step, wanted - old)
-    rng = np.random.default_rng([run.cfg.train.seed, step, old])
-    again = run.buffer.sample(old, set(fresh.outcomes.rows.tolist()), rng)
+    ranks, dots = source.ranks, source.cfg.scheduler.dots
+    buffer.forget(step - 1 - dots.max_age)
+    old = min(int(dots.replay * wanted), len(buffer))
+    fresh = source.roll_out(step, wanted - old)
+    rng = np.random.default_rng([source.cfg.train.seed, step, old])
+    again = buffer.sample(old, set(fresh.outcomes.rows.tolist()), rng)
     signal = ~flat_groups(fresh.outcomes.rewards)
-    groups = _groups(run, fresh, np.full(len(signal), run.cfg.rollout.responses))
-    run.buffer.put(_gathered(run, [(i, group) for i, group in groups if signal[i] and group.usable]))
+    groups = _groups(ranks, fresh, np.full(len(signal), source.cfg.rollout.responses))
+    buffer.put(_gathered(ranks, [(i, group) for i, group in groups if signal[i] and group.usable]))
     mine = [group for _, group in groups] + again[ranks.rank::ranks.world_size]
-    return _trained(run, step, mine, fresh.outcomes, fresh.probe, fresh.trained + len(again))
+    return _trained(source, step, mine, replace(fresh, trained=fresh.trained + len(again)))
 
 
-def _groups(run: Run, part: Rollouts, counts: np.ndarray) -> list[tuple[int, Group]]:
+def _groups(ranks: Ranks, part: Rollouts, counts: np.ndarray) -> list[tuple[int, Group]]:
     """This rank's groups of one generation with their places in its selection, whose prompts have `counts` responses [P]."""
-    ranks, start, groups = run.ranks, 0, []
+    start, groups = 0, []
     for k, i in enumerate(ranks.mine(len(counts))):
         responses = tuple(part.responses[start:start + counts[i]])
         groups.append((i, Group(part.prompts[k].row, responses, part.rewards[k, :counts[i]])))
@@ -102,15 +107,15 @@ def _groups(run: Run, part: Rollouts, counts: np.ndarray) -> list[tuple[int, Gro
     return groups
 
 
-def _gathered(run: Run, groups: list[tuple[int, Group]]) -> list[Group]:
+def _gathered(ranks: Ranks, groups: list[tuple[int, Group]]) -> list[Group]:
     """The groups of all ranks by place."""
-    everywhere = [entry for part in run.ranks.all_gather(groups) for entry in part]
+    everywhere = [entry for part in ranks.all_gather(groups) for entry in part]
     return [group for _, group in sorted(everywhere, key=lambda entry: entry[0])]
 
 
-def _trained(run: Run, step: int, groups: Sequence[Group], outcomes: Outcomes, probe: list[int], trained: int) -> Rollouts:
+def _trained(source: RolloutSource, step: int, groups: list[Group], rolled: Rollouts) -> Rollouts:
+    """`rolled` with `groups` in place of its own, which several draws have drawn."""
     responses = [r for group in groups for r in group.responses]
-    texts = run.tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True) if responses else []
-    rewards = np.array([group.rewards for group in groups]).reshape(len(groups), run.cfg.rollout.responses)
-    return Rollouts([run.train_set.prompt(group.row) for group in groups], responses, rewards, texts, outcomes, probe, trained,
-                    staleness=staleness(run, responses, step))
+    rewards = np.array([group.rewards for group in groups]).reshape(len(groups), source.cfg.rollout.responses)
+    return replace(rolled, prompts=[source.train_set.prompt(group.row) for group in groups], responses=responses, rewards=rewards,
+                   texts=source.scorer.texts(responses), weights=(), staleness=source.staleness(responses, step))

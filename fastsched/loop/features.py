@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Callable, Iterator, Optional
+from typing import Callable, Iterator
 
 import numpy as np
 from filelock import FileLock
@@ -19,7 +19,7 @@ from fastsched.engines.models.embed import PolicyReader, SentenceEncoder
 FORMAT = 1  # raised when the same configuration must give other features than before
 
 
-def feature_user(cfg: Config) -> Optional[str]:
+def feature_user(cfg: Config) -> str | None:
     """The key that makes a run need features; None where none does."""
     scheduler = cfg.scheduler
     if scheduler.kind in ("ads", "dots"):
@@ -49,7 +49,7 @@ def model_digest(name: str, path: Path) -> str:
     return digest.hexdigest()
 
 
-def find_features(cfg: Config, model_path: Path, train_set: PromptSet) -> Optional[Path]:
+def find_features(cfg: Config, model_path: Path, train_set: PromptSet) -> Path | None:
     """The folder of the features that a run needs, or None where it needs none. Raises FeaturesMissing."""
     user = feature_user(cfg)
     if user is None:
@@ -83,7 +83,7 @@ def compute_features(cfg: Config, model_path: Path, tokenizer, train_set: Prompt
         finish(blocks, folder, cfg.features)
 
 
-def _sentence_encoder(cfg: Config) -> Optional[SentenceEncoder]:
+def _sentence_encoder(cfg: Config) -> SentenceEncoder | None:
     if cfg.features.encoder == "policy":
         return None
     return SentenceEncoder(cfg.features.encoder.removeprefix(SENTENCE_TRANSFORMERS), cfg.features.max_tokens, cfg.features.batch_tokens)

@@ -7,15 +7,15 @@ from dataclasses import asdict
 
 import numpy as np
 
-from fastsched.config import DONE, GUARD, INTERRUPTED
+from fastsched.config import DONE, GUARD, INTERRUPTED, Config
 from fastsched.engines.ranks import shortened
 from fastsched.learn.learner import NonFiniteLimit
-from fastsched.loop.assemble import RESUME, Run
 from fastsched.record.checkpoint import CheckpointError
 from fastsched.types import Disagreement, EngineError, Knobs, Outcomes, Ranks
 
 LOST = re.compile("closed by peer|reset by peer|Broken pipe|Timed out|timed out|Socket Timeout|remote process exited|NCCL", re.IGNORECASE)
 
+RESUME = "the checkpoints are untouched: continue with --resume"
 UNSCORED_STEPS = 3
 """Steps in a row without a single score after which a run stops: a reward that is broken, not one that fails now and then."""
 
@@ -44,8 +44,9 @@ class Stop:
     A context manager: outside of it Ctrl-C and SIGTERM do what they did before. One that came after the last `check` is delivered then.
     """
 
-    def __init__(self):
+    def __init__(self, cfg: Config, ranks: Ranks):
         self.code, self.reason, self._signal = DONE, "", 0
+        self._cfg, self._ranks = cfg, ranks
 
     def __enter__(self) -> "Stop":
         self._former = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -61,13 +62,13 @@ class Stop:
         self._signal = number
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait for the step to end
 
-    def check(self, run: Run, steps_without_signal: int, steps_without_reward: int) -> None:
-        """`steps_without_signal` and `steps_without_reward` are those in a row, the same on every rank."""
-        if run.ranks.all_reduce(np.array([float(self._signal)]), op="max")[0]:
+    def check(self, steps_without_signal: int, steps_without_reward: int, failure: str) -> None:
+        """Both counts are of steps in a row, the same on every rank; `failure` is what the scorer failed with last."""
+        if self._ranks.all_reduce(np.array([float(self._signal)]), op="max")[0]:
             self.code, self.reason = INTERRUPTED, "interrupted"
         elif steps_without_reward >= UNSCORED_STEPS:
             self.code, self.reason = GUARD, (f"no reward: in {steps_without_reward} steps in a row not one response could be scored, so "
-                                             f"nothing was trained (reward.kind {run.cfg.reward.kind}; {run.rewards.failure})")
-        elif steps_without_signal >= run.cfg.train.no_signal_limit:
+                                             f"nothing was trained (reward.kind {self._cfg.reward.kind}; {failure})")
+        elif steps_without_signal >= self._cfg.train.no_signal_limit:
             self.code, self.reason = GUARD, (f"no signal: in {steps_without_signal} steps in a row every group had equal rewards "
                                              "(train.no_signal_limit); the task is too easy, too hard, or the reward is constant")

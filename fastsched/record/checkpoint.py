@@ -10,10 +10,9 @@ import os
 import random
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Protocol
+from typing import Any, Callable, Mapping, Protocol
 
 import numpy as np
-import torch
 import xxhash
 
 from fastsched.config import ConfigError
@@ -46,7 +45,7 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def save_checkpoint(run_dir: Path, step: int, learner: Saver, state: dict[str, Any], keep: int, score: Optional[float] = None,
+def save_checkpoint(run_dir: Path, step: int, learner: Saver, state: dict[str, Any], keep: int, score: float | None = None,
                     arrays: Mapping[str, np.ndarray] | None = None) -> Path:
     """Write step-N atomically and delete all but the last `keep` and the best; every rank calls it.
 
@@ -124,13 +123,13 @@ def _prune(run_dir: Path, keep: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def best_checkpoint(run_dir: Path) -> Optional[Path]:
+def best_checkpoint(run_dir: Path) -> Path | None:
     """The marked checkpoint with the highest score, the later one of equals; None where none has a score."""
     scored = [(folder, _marker(folder).get("score")) for folder in checkpoints(run_dir)]
     return max(((score, step_of(folder), folder) for folder, score in scored if score is not None), default=(0, 0, None))[2]
 
 
-def newest_intact(run_dir: Path, say: Callable[[str], None]) -> Optional[Path]:
+def newest_intact(run_dir: Path, say: Callable[[str], None]) -> Path | None:
     """The newest checkpoint that is as it was written; `say` hears of every newer one that is not."""
     for folder in reversed(checkpoints(run_dir)):
         problem = damage(folder)
@@ -156,7 +155,7 @@ def damage(folder: Path, *, checksums: bool = True) -> str:
     return ""
 
 
-def agree_on(folder: Optional[Path], ranks: Ranks) -> Optional[Path]:
+def agree_on(folder: Path | None, ranks: Ranks) -> Path | None:
     """Rank 0's checkpoint, once every rank has seen all its files; raises ConfigError on all of them when one has not."""
     chosen = ranks.all_gather(folder)[0]
     if chosen is None:
@@ -211,6 +210,8 @@ def _digest(path: Path, *, sync: bool = False) -> list:
 
 
 def _generators() -> dict[str, Any]:
+    import torch
+
     name, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -221,6 +222,8 @@ def _generators() -> dict[str, Any]:
 
 
 def _set_generators(saved: dict[str, Any]) -> None:
+    import torch
+
     version, internal, gauss = saved["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(tuple(saved["numpy"]))

@@ -129,13 +129,13 @@ class Heartbeat:
         self._thread.start()
 
     def _beat(self) -> None:
-        said = 0
+        shown = 0
         while not self._stopped.wait(min(1.0, self._interval / 5)):
             name, age = self._phases.current()
             beats = int(age // self._interval)
-            if name and beats > said:
+            if name and beats > shown:
                 self._console.print(f"  ... {name}: {age:.0f} s", highlight=False, markup=False)
-            said = beats
+            shown = beats
 
     def advance(self, step: int) -> None:
         pass

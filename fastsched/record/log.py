@@ -17,23 +17,9 @@ from rich.text import Text
 
 from fastsched.config import ConfigError, LogConfig
 from fastsched.record.console import Capture, Heartbeat, Phases, TerminalDisplay, plain_block, step_text, terminal_block
-from fastsched.record.environment import peak_memory_gb, record_start, write_config, write_environment
-from fastsched.record.tables import (
-    COLUMNS,
-    OPTIONAL_COLUMNS,
-    SAMPLE_KEYS,
-    Value,
-    columns,
-    csv_line,
-    cut_csv,
-    cut_jsonl,
-    header,
-    json_line,
-    plain,
-)
-
-__all__ = ["COLUMNS", "OPTIONAL_COLUMNS", "SAMPLE_KEYS", "RunLog", "columns", "peak_memory_gb", "record_start",
-           "write_config", "write_environment"]
+from fastsched.record.dashboards import Dashboards
+from fastsched.record.environment import peak_memory_gb
+from fastsched.record.tables import COLUMNS, SAMPLE_KEYS, Value, csv_line, cut_csv, cut_jsonl, header, json_line, plain
 
 LOSS_NOTE = ("A loss near 0 is normal: on-policy, advantages average to 0 and every ratio is 1, so the value vanishes "
              "while its gradient does not. Read reward, grad and flat groups instead.")
@@ -55,14 +41,14 @@ class RunLog:
         self._console = console or Console(highlight=False)
         self._own_console = console is None
         self._window, self._heartbeat, self._done = window, heartbeat, resume_step or 0
-        self._capture = self._display = self._tensorboard = self._wandb = None
-        self._files, self._names, self._said = {}, [], set()
+        self._capture = self._display = None
+        self._files, self._names, self._noted = {}, [], set()
         if not is_main:
             return
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._files["log.txt"] = self._open("log.txt")
         self._cut_back(resume_step)
-        self._open_dashboards(resume_step)
+        self._dashboards = Dashboards(self.run_dir, cfg, resume_step)
 
     def _open(self, name: str):
         return (self.run_dir / name).open("a", encoding="utf-8", newline="")
@@ -78,23 +64,6 @@ class RunLog:
             cut_jsonl(self.run_dir / name, resume_step or -1)  # from the start again: so is the evaluation before step 1
         if (last or 0) != resume_step:
             self.warn(f"metrics.csv ends at step {last or 0}, the checkpoint at {resume_step}: rows are missing")
-
-    def _open_dashboards(self, resume_step: int | None) -> None:
-        if self.cfg.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            purge = None if resume_step is None else resume_step + 1
-            self._tensorboard = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=purge)
-        if self.cfg.wandb:
-            try:
-                import wandb
-            except ImportError as error:
-                raise ConfigError(f"log.wandb: {error}; `pip install wandb`, or set log.wandb to false") from error
-            known = self.run_dir / "wandb_id.txt"
-            same = {"id": known.read_text(), "resume": "allow"} if resume_step is not None and known.exists() else {}
-            self._wandb = wandb.init(project=os.environ.get("WANDB_PROJECT", "fastsched"), name=self.run_dir.name, **same,
-                                     dir=str(self.run_dir), settings=wandb.Settings(console="off", silent=True))
-            known.write_text(self._wandb.id)
 
     def capture_output(self, path: Path | None = None) -> None:
         """Send descriptors 1 and 2 of this process and its children to `path` until `close`; the console stays.
@@ -155,7 +124,7 @@ class RunLog:
             self._append("metrics.csv", csv_line(ordered))
         self._append("metrics.csv", csv_line(row.get(name) for name in self._names))
         self._append("metrics.jsonl", json_line({name: row.get(name) for name in self._names}))
-        self._to_dashboards(row)
+        self._dashboards.write(row)
         self._show(row)
 
     def _with_times(self, row: Mapping[str, Value]) -> dict[str, Value]:
@@ -170,16 +139,6 @@ class RunLog:
         self._files[name].write(text)
         self._files[name].flush()
 
-    def _to_dashboards(self, row: Mapping[str, Value], prefix: str = "") -> None:
-        numbers = {prefix + name: value for name, value in row.items()
-                   if isinstance(value, (int, float)) and value == value and name != "step"}
-        if self._tensorboard:
-            for name, value in numbers.items():
-                self._tensorboard.add_scalar(name, value, row["step"])
-            self._tensorboard.flush()
-        if self._wandb:
-            self._wandb.log(numbers, step=row["step"])
-
     def _show(self, row: Mapping[str, Value]) -> None:
         self._start_display()
         self._display.advance(row["step"])
@@ -188,7 +147,7 @@ class RunLog:
         if self._console.is_terminal:
             self._console.print(terminal_block(lines, alarming=row["in_window"] != 1))
         else:
-            self._say(plain_block(lines))
+            self._print(plain_block(lines))
         self.note_once(LOSS_NOTE)
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
@@ -217,7 +176,7 @@ class RunLog:
             raise ConfigError(f"evaluation of step {step}: bins {sorted(accuracy)}, but counts of {sorted(counts)}")
         self._append("evals.jsonl", json_line({"step": step, "accuracy": accuracy, "n": counts, "failed": failed}))
         row = {"step": step, **{name: plain(name, value) for name, value in accuracy.items()}}
-        self._to_dashboards(row, "eval/")
+        self._dashboards.write(row, "eval/")
         shown = ", ".join(f"{name} {value:.1%}" for name, value in accuracy.items())
         self.note(f"held-out accuracy at step {step}: {shown} ({sum(counts.values())} prompts, greedy)")
 
@@ -227,12 +186,12 @@ class RunLog:
             print(text, flush=True)  # their captured stdout is log-rankN.txt
             return
         self._append("log.txt", _stamped(text))
-        self._say(text)
+        self._print(text)
 
     def note_once(self, text: str, key: str | None = None) -> None:
         """A note, unless one of the same `key` (by default: the same text) was made before."""
-        if (key or text) not in self._said:
-            self._said.add(key or text)
+        if (key or text) not in self._noted:
+            self._noted.add(key or text)
             self.note(text)
 
     def warn(self, text: str) -> None:
@@ -246,7 +205,7 @@ class RunLog:
         else:
             self.note(text)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         style = "bold yellow" if text.startswith("WARNING") else ""
         self._console.print(Text(text, style=style), highlight=False, soft_wrap=True)
 
@@ -254,10 +213,8 @@ class RunLog:
         """Stops the display, closes the files and gives descriptors 1 and 2 back. May be called twice."""
         if self._display:
             self._display.close()
-        if self._tensorboard:
-            self._tensorboard.close()
-        if self._wandb:
-            self._wandb.finish()
+        if self.is_main:
+            self._dashboards.close()
         try:
             for file in self._files.values():
                 file.close()
@@ -265,7 +222,7 @@ class RunLog:
             if self._capture:
                 self._capture.restore()
                 self._console = Console(highlight=False) if self._own_console else self._console
-            self._capture = self._display = self._tensorboard = self._wandb = None
+            self._capture = self._display = None
             self._files = {}
 
     def __enter__(self) -> "RunLog":

@@ -8,14 +8,15 @@ import base64
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Sequence
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 
 from fastsched.config import ConfigError
 from fastsched.record.tables import COLUMNS, OPTIONAL_COLUMNS, replace_text
-from fastsched.report.plots import COLOURS, PLOTS, phase_seconds, write_plots
+from fastsched.report.axes import COLOURS
+from fastsched.report.plots import PLOTS, phase_seconds, write_plots
 from fastsched.report.runs import SETTLED, TOKEN_GROUPS, Arm, Run, TokenScores, arms_of, in_window_share, last, load_run, mean_accuracy
 from fastsched.report.template import PAGE
 from fastsched.report.trajectory_plots import TRAJECTORY_PLOTS, write_token_plot
@@ -36,7 +37,7 @@ class Table:
     colours: Sequence[str] = ()
 
 
-def write_report(run_dirs: Sequence[Path], out: Path, tokens: Optional[TokenScores] = None) -> Path:
+def write_report(run_dirs: Sequence[Path], out: Path, tokens: TokenScores | None = None) -> Path:
     """Writes `out`/report.html and `out`/plots/*.png from run folders, finished or going on; returns the HTML's path.
 
     `out` may also name the HTML file itself. With `tokens`, also tp_score.csv beside it, a figure and a table of them.

@@ -9,20 +9,28 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from fastsched.record.tables import COLUMNS
+from fastsched.report.axes import (
+    BAND,
+    BINS,
+    LEFT,
+    RIGHT,
+    STYLE,
+    draw_lines,
+    draw_stack,
+    finish_axes,
+    limit_still,
+    marker,
+    mean_over_seeds,
+    new_axes,
+    single_run,
+)
 from fastsched.report.runs import Arm, Run
 
-COLOURS = ("#2563eb", "#d97706", "#059669", "#c026d3", "#dc2626", "#0891b2", "#65a30d", "#7c3aed")
-LEFT, RIGHT, BAND = COLOURS[0], COLOURS[1], "#10b981"
-BINS = ("#93c5fd", "#3b82f6", "#1d4ed8", "#172554", "#c4b5fd", "#8b5cf6", "#6d28d9", "#2e1065")
 PHASES = {"t_rollout": "#3b82f6", "t_reward": "#f59e0b", "t_learn": "#10b981", "t_sync": "#a855f7",
           "t_control": "#ef4444", "other": "#cbd5e1"}
-STYLE = {"font.size": 9.5, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left",
-         "axes.spines.top": False, "axes.grid": True, "grid.color": "#e5e7eb", "axes.edgecolor": "#9ca3af",
-         "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 8.5, "text.color": "#1f2937",
-         "axes.labelcolor": "#1f2937", "xtick.color": "#4b5563", "ytick.color": "#4b5563"}
 
 
 @dataclass(frozen=True)
@@ -52,121 +60,58 @@ def write_plots(arms: list[Arm], folder: Path, plots: Sequence[Plot]) -> list[tu
     return written
 
 
-def _axes(figure: Figure, title: str, ylabel: str, place=(1, 1, 1)) -> Axes:
-    axes = figure.add_subplot(*place)
-    axes.set(title=title, ylabel=ylabel)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    axes.spines["right"].set_visible(False)
-    return axes
-
-
-def _single(arms: list[Arm]) -> Run | None:
-    return arms[0].runs[0] if len(arms) == 1 and len(arms[0].runs) == 1 else None
-
-
-def _smooth(values: pd.Series) -> pd.Series:
-    """Centred moving average over a twentieth of the run, at least 5 steps; unlike an EMA it has no lag."""
-    return values.rolling(max(5, len(values) // 20), center=True, min_periods=1).mean()
-
-
-def _mean_over_seeds(runs: list[Run], column: str, smooth: bool) -> pd.Series:
-    columns = [pd.Series(_maybe(run.column(column), smooth).to_numpy(), index=run.steps) for run in runs]
-    return pd.concat(columns, axis=1).mean(axis=1).sort_index()
-
-
-def _maybe(values: pd.Series, smooth: bool) -> pd.Series:
-    return _smooth(values) if smooth else values
-
-
-def _marker(values: pd.Series) -> str | None:
-    return "o" if len(values) == 1 else None  # a line through one point is invisible
-
-
-def _lines(axes: Axes, arms: list[Arm], column: str, smooth: bool = False, style: str = "-") -> None:
-    """One line an arm (the mean of its seeds), faint lines for single seeds."""
-    for arm in arms:
-        if len(arm.runs) > 1:
-            for run in arm.runs:
-                axes.plot(run.steps, _maybe(run.column(column), smooth), color=arm.colour, alpha=0.25, lw=0.9)
-        mean = _mean_over_seeds(arm.runs, column, smooth)
-        axes.plot(mean.index, mean, style, color=arm.colour, lw=1.8, label=arm.name, marker=_marker(mean))
-
-
-def _finish(axes: Axes, legend: bool = True, xlabel: str = "step", steps: bool = True) -> None:
-    """Axis label, limits (`steps`: the x axis counts steps), a legend below the figure, "not measured" if empty."""
-    axes.set_xlabel(xlabel)
-    if steps:
-        right = max(axes.get_xlim()[1], 2.0)
-        axes.set_xlim(-0.015 * right, right)
-    drawn = [line for line in axes.lines if np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any()]
-    if not (drawn or axes.collections or axes.patches):
-        axes.text(0.5, 0.5, "not measured in this run", transform=axes.transAxes, ha="center", color="#6b7280")
-        axes.set_yticks([])
-    elif legend and axes.get_legend_handles_labels()[0]:
-        axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-
-
 def _success(figure: Figure, arms: list[Arm]) -> None:
-    axes = _axes(figure, "Success against the window", "share of responses")
+    axes = new_axes(figure, "Success against the window", "share of responses")
     for window in sorted({run.window for arm in arms for run in arm.runs if run.window}):
         axes.axhspan(*window, color=BAND, alpha=0.16, lw=0, label=f"window [{window[0]:.2f}, {window[1]:.2f}]")
-    run = _single(arms)
+    run = single_run(arms)
     if run:
         axes.plot(run.steps, run.column("success"), "o", color="#94a3b8", ms=3, alpha=0.7, label="one batch")
         axes.plot(run.steps, run.column("success_ema"), color=LEFT, lw=2, label="moving average (success_ema)",
-                  marker=_marker(run.steps))
+                  marker=marker(run.steps))
     else:
-        _lines(axes, arms, "success_ema")
+        draw_lines(axes, arms, "success_ema")
     axes.set_ylim(-0.02, 1.02)
-    _finish(axes)
+    finish_axes(axes)
 
 
 def _one(column: str, title: str, ylabel: str, log: bool = False) -> Callable:
     """A figure of one column: every step as a dot, smoothed as a line."""
     def draw(figure: Figure, arms: list[Arm]) -> None:
-        axes = _axes(figure, title, ylabel)
-        run = _single(arms)
+        axes = new_axes(figure, title, ylabel)
+        run = single_run(arms)
         if run:
             axes.plot(run.steps, run.column(column), "o", color="#94a3b8", ms=3, alpha=0.7, label="one step")
-        _lines(axes, [Arm("smoothed", [run], LEFT)] if run else arms, column, smooth=True)
+        draw_lines(axes, [Arm("smoothed", [run], LEFT)] if run else arms, column, smooth=True)
         if log and any((r.column(column) > 0).any() for arm in arms for r in arm.runs):
             axes.set_yscale("log")
-        _finish(axes)
+        finish_axes(axes)
     return draw
 
 
 def _pair(left: tuple[str, str], right: tuple[str, str], title: str, smooth_right: bool = False) -> Callable:
     """Two columns, each (name, axis label): a twin axis for one run, panels one above the other for several."""
     def draw(figure: Figure, arms: list[Arm]) -> None:
-        run = _single(arms)
+        run = single_run(arms)
         if run is None:
             for row, (column, label) in enumerate((left, right), 1):
-                axes = _axes(figure, title if row == 1 else "", label, (2, 1, row))
-                _lines(axes, arms, column, smooth=row == 1 or smooth_right)
-                _limit(axes)
-                _finish(axes, legend=row == 1, xlabel="" if row == 1 else "step")
+                axes = new_axes(figure, title if row == 1 else "", label, (2, 1, row))
+                draw_lines(axes, arms, column, smooth=row == 1 or smooth_right)
+                limit_still(axes)
+                finish_axes(axes, legend=row == 1, xlabel="" if row == 1 else "step")
             return
-        axes = _axes(figure, title, left[1])
+        axes = new_axes(figure, title, left[1])
         axes.plot(run.steps, run.column(left[0]), "o", color=LEFT, ms=2.5, alpha=0.3)
-        _lines(axes, [Arm(left[1], [run], LEFT)], left[0], smooth=True)
+        draw_lines(axes, [Arm(left[1], [run], LEFT)], left[0], smooth=True)
         axes.yaxis.label.set_color(LEFT)
-        _finish(axes, legend=False)
+        finish_axes(axes, legend=False)
         twin = axes.twinx()
-        _lines(twin, [Arm(right[1], [run], RIGHT)], right[0], smooth=smooth_right)
-        _limit(twin)
+        draw_lines(twin, [Arm(right[1], [run], RIGHT)], right[0], smooth=smooth_right)
+        limit_still(twin)
         twin.set_ylabel(right[1], color=RIGHT)
         twin.grid(False)
         twin.ticklabel_format(axis="y", useOffset=False)
     return draw
-
-
-def _limit(axes: Axes) -> None:
-    """Limits for a value that never moved: 1 % around it."""
-    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
-    values = values[np.isfinite(values)]
-    if len(values) and np.ptp(values) <= 1e-9 * abs(values[0]):
-        margin = 0.01 * abs(values[0]) or 0.01
-        axes.set_ylim(values[0] - margin, values[0] + margin)
 
 
 def _weights(figure: Figure, arms: list[Arm]) -> None:
@@ -175,38 +120,32 @@ def _weights(figure: Figure, arms: list[Arm]) -> None:
         names = run.bin_names
         shape = (1, 2) if len(arms) == 1 else (2, len(arms))
         title = "Sampling weights" if len(arms) == 1 else arm.name
-        area = _axes(figure, title, "weight by bin" if place == 1 else "", (*shape, place))
-        success = _axes(figure, "Success by bin" if len(arms) == 1 else "", "success by bin" if place == 1 else "",
+        area = new_axes(figure, title, "weight by bin" if place == 1 else "", (*shape, place))
+        success = new_axes(figure, "Success by bin" if len(arms) == 1 else "", "success by bin" if place == 1 else "",
                         (*shape, place + (1 if len(arms) == 1 else len(arms))))
-        weights = [_mean_over_seeds(arm.runs, f"w_{b}", False) for b in range(len(names))]
+        weights = [mean_over_seeds(arm.runs, f"w_{b}", False) for b in range(len(names))]
         if weights:
-            _stack(area, weights[0].index, weights, [BINS[b % len(BINS)] for b in range(len(names))])
+            draw_stack(area, weights[0].index, weights, [BINS[b % len(BINS)] for b in range(len(names))])
         if run.window:
             success.axhspan(*run.window, color=BAND, alpha=0.16, lw=0)
         for b, name in enumerate(names):
-            mean = _mean_over_seeds(arm.runs, f"p_{b}", False)
-            success.plot(mean.index, mean, color=BINS[b % len(BINS)], lw=1.8, label=name, marker=_marker(mean))
+            mean = mean_over_seeds(arm.runs, f"p_{b}", False)
+            success.plot(mean.index, mean, color=BINS[b % len(BINS)], lw=1.8, label=name, marker=marker(mean))
         area.set_ylim(0, 1)
         success.set_ylim(-0.02, 1.02)
-        _finish(area, xlabel="step" if len(arms) == 1 else "")
-        _finish(success, legend=place == 1)
-
-
-def _stack(axes: Axes, steps, parts, colours: list[str], labels: Sequence[str] = ()) -> None:
-    """Stacked areas; a single step is drawn one step wide."""
-    edges = steps if len(steps) > 1 else np.array([-0.5, 0.5]) + float(steps[0])
-    axes.stackplot(edges, *(np.broadcast_to(part, len(edges)) for part in parts), colors=colours, labels=labels)
+        finish_axes(area, xlabel="step" if len(arms) == 1 else "")
+        finish_axes(success, legend=place == 1)
 
 
 def _time(figure: Figure, arms: list[Arm]) -> None:
-    run = _single(arms)
+    run = single_run(arms)
     if run:
-        axes = _axes(figure, "Time by phase", "seconds a step")
+        axes = new_axes(figure, "Time by phase", "seconds a step")
         parts = phase_seconds(run)
-        _stack(axes, run.steps, parts.values(), [PHASES[p] for p in parts], [p.removeprefix("t_") for p in parts])
-        _finish(axes)
+        draw_stack(axes, run.steps, parts.values(), [PHASES[p] for p in parts], [p.removeprefix("t_") for p in parts])
+        finish_axes(axes)
         return
-    axes = _axes(figure, "Time by phase", "")
+    axes = new_axes(figure, "Time by phase", "")
     for row, arm in enumerate(arms):
         start = 0.0
         for phase, colour in PHASES.items():
@@ -216,7 +155,7 @@ def _time(figure: Figure, arms: list[Arm]) -> None:
     axes.set_yticks(range(len(arms)), [arm.name for arm in arms])
     axes.invert_yaxis()
     axes.set_ylim(len(arms) - 0.4, -1.0)
-    _finish(axes, xlabel="mean seconds a step", steps=False)
+    finish_axes(axes, xlabel="mean seconds a step", steps=False)
 
 
 def phase_seconds(run: Run) -> dict[str, pd.Series]:
@@ -227,8 +166,8 @@ def phase_seconds(run: Run) -> dict[str, pd.Series]:
 
 
 def _accuracy(figure: Figure, arms: list[Arm]) -> None:
-    axes = _axes(figure, "Held-out accuracy", "")
-    run = _single(arms)
+    axes = new_axes(figure, "Held-out accuracy", "")
+    run = single_run(arms)
     names = list(next(r for arm in arms for r in arm.runs if r.evals).evals[0]["accuracy"])
     curve = run is not None and len(run.evals) > 2
     if curve:
@@ -242,7 +181,7 @@ def _accuracy(figure: Figure, arms: list[Arm]) -> None:
         _bars(axes, names, [(arm.name, arm.colour, [[r.evals[-1]] for r in arm.runs if r.evals]) for arm in arms])
     axes.set_ylim(0, 1.05)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    _finish(axes, xlabel="step" if curve else "", steps=curve)
+    finish_axes(axes, xlabel="step" if curve else "", steps=curve)
 
 
 def _bars(axes: Axes, names: list[str], groups: list[tuple[str, str, list]]) -> None:

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fastsched.record.tables import bin_count
-from fastsched.report.plots import COLOURS, STYLE, Plot, _axes, _finish, _marker, _smooth
+from fastsched.report.axes import COLOURS, STYLE, finish_axes, marker, new_axes, smoothed
+from fastsched.report.plots import Plot
 from fastsched.report.runs import Arm, Run, TokenScores, schedule_progress
 
 REGIONS = {"early": slice(0, 3), "middle": slice(3, 7), "late": slice(7, 10)}
@@ -29,18 +30,18 @@ def _region(values: pd.DataFrame, weight: pd.DataFrame, columns: slice) -> pd.Se
 
 
 def _mean_of_runs(runs: list[Run], one) -> pd.Series:
-    return pd.concat([_smooth(one(run)) for run in runs if run.deciles], axis=1).mean(axis=1).sort_index()
+    return pd.concat([smoothed(one(run)) for run in runs if run.deciles], axis=1).mean(axis=1).sort_index()
 
 
 def _entropy_by_region(figure: Figure, arms: list[Arm]) -> None:
     for place, (name, columns) in enumerate(REGIONS.items(), 1):
-        axes = _axes(figure, f"{name.capitalize()} tokens", "entropy, nats" if place == 1 else "", (1, 3, place))
+        axes = new_axes(figure, f"{name.capitalize()} tokens", "entropy, nats" if place == 1 else "", (1, 3, place))
         for arm in (arm for arm in arms if any(run.deciles for run in arm.runs)):
             kept = _mean_of_runs(arm.runs, lambda run, c=columns: _region(_decile_table(run, "entropy"), _decile_table(run, "kept"), c))
             sampled = _mean_of_runs(arm.runs, lambda run, c=columns: _decile_table(run, "surprisal").iloc[:, c].mean(axis=1))
             for line, style, what in ((kept, "-", "trained tokens"), (sampled, ":", "-logp of all tokens")):
-                axes.plot(line.index, line, style, color=arm.colour, lw=1.6, label=f"{arm.name}, {what}", marker=_marker(line))
-        _finish(axes, legend=place == 1)
+                axes.plot(line.index, line, style, color=arm.colour, lw=1.6, label=f"{arm.name}, {what}", marker=marker(line))
+        finish_axes(axes, legend=place == 1)
 
 
 def kl_at(run: Run, tau: float) -> pd.Series:
@@ -51,7 +52,7 @@ def kl_at(run: Run, tau: float) -> pd.Series:
 
 
 def _kl_by_percentile(figure: Figure, arms: list[Arm]) -> None:
-    axes = _axes(figure, "KL by percentile of the trajectory", "KL, nats a token")
+    axes = new_axes(figure, "KL by percentile of the trajectory", "KL, nats a token")
     for arm in arms:
         for tau, style in TAUS.items():
             curves = [kl_at(run, tau) for run in arm.runs if run.deciles]
@@ -59,7 +60,7 @@ def _kl_by_percentile(figure: Figure, arms: list[Arm]) -> None:
                 mean = pd.concat(curves, axis=1).mean(axis=1)
                 axes.plot(10 * mean.index + 5, mean, style, color=arm.colour, lw=1.8, marker="o", ms=3.5, label=f"{arm.name}, tau {tau}")
     axes.set_xlim(0, 100)
-    _finish(axes, xlabel="percentile of the response", steps=False)
+    finish_axes(axes, xlabel="percentile of the response", steps=False)
 
 
 def snr_points(run: Run) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +72,7 @@ def snr_points(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _snr_by_success(figure: Figure, arms: list[Arm]) -> None:
-    axes = _axes(figure, "Gradient SNR against success", "signal to noise")
+    axes = new_axes(figure, "Gradient SNR against success", "signal to noise")
     every = []
     for arm in arms:
         p, snr = (np.concatenate(parts) for parts in zip(*(snr_points(run) for run in arm.runs), strict=True))
@@ -85,7 +86,7 @@ def _snr_by_success(figure: Figure, arms: list[Arm]) -> None:
         low, high = np.quantile(every, (0.02, 0.98))
         axes.set_ylim(low - 0.1 * (high - low) - 1e-6, high + 0.1 * (high - low) + 1e-6)
     axes.set_xlim(0, 1)
-    _finish(axes, xlabel="success of the bin (moving average)", steps=False)
+    finish_axes(axes, xlabel="success of the bin (moving average)", steps=False)
 
 
 def _has_deciles(arms: list[Arm]) -> bool:
@@ -124,10 +125,10 @@ def write_token_plot(tokens: TokenScores, folder: Path) -> tuple[Plot, Path]:
 
 
 def _token_axes(figure: Figure, tokens: TokenScores) -> None:
-    left: Axes = _axes(figure, "Tokens by TP-Score", "tokens", (1, 2, 1))
+    left: Axes = new_axes(figure, "Tokens by TP-Score", "tokens", (1, 2, 1))
     left.hist(tokens.table["tp_score"], bins=50, range=(0, 1), color=COLOURS[0])
-    _finish(left, xlabel="TP-Score", steps=False)
-    right: Axes = _axes(figure, "Positions of the groups", "share of the group's occurrences", (1, 2, 2))
+    finish_axes(left, xlabel="TP-Score", steps=False)
+    right: Axes = new_axes(figure, "Positions of the groups", "share of the group's occurrences", (1, 2, 2))
     for (name, curve), colour in zip(tokens.groups.items(), COLOURS, strict=False):
         right.plot((np.arange(len(curve)) + 0.5) / len(curve), curve, color=colour, lw=1.8, label=name)
-    _finish(right, xlabel="position in the response", steps=False)
+    finish_axes(right, xlabel="position in the response", steps=False)

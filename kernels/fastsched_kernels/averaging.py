@@ -3,12 +3,12 @@
 avg <- alpha * avg + (1 - alpha) * param; drift |param - avg|^2 and |avg|^2 are of the updated average.
 """
 
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 
-from fastsched_kernels import cpu_ops
+from fastsched_kernels import compiled_ops
 
 
 class Drift(NamedTuple):
@@ -46,13 +46,13 @@ def implementation(avg: Sequence[Tensor], params: Sequence[Tensor]) -> str:
     return "compiled" if reason is None else f"pytorch ({reason})"
 
 
-def _lacks(avg: Sequence[Tensor], params: Sequence[Tensor]) -> Optional[str]:
+def _lacks(avg: Sequence[Tensor], params: Sequence[Tensor]) -> str | None:
     """Why the compiled op does not take these tensors; None if it does."""
     if not all(a.is_contiguous() and p.is_contiguous() for a, p in zip(avg, params, strict=True)):
         return "not contiguous"
     if other := [p.dtype for p in params if p.dtype not in (torch.float32, torch.bfloat16)]:
         return f"no kernel for {other[0]}"
-    if reason := cpu_ops.load():
+    if reason := compiled_ops.load():
         return reason
     device = avg[0].device.type
     if not torch._C._dispatch_has_kernel_for_dispatch_key("fastsched_kernels::ema_and_drift_", device.upper()):

@@ -1,6 +1,6 @@
 """Arguments that do not fit together are named before anything is computed."""
 
-from typing import Optional
+
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from fastsched_kernels.reference import KL_KINDS, KLKind, Number
 
 
-def check_shapes(hidden: Tensor, weight: Tensor, target: Tensor, ref_hidden: Optional[Tensor], ref_weight: Optional[Tensor]) -> None:
+def check_shapes(hidden: Tensor, weight: Tensor, target: Tensor, ref_hidden: Tensor | None, ref_weight: Tensor | None) -> None:
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden [N, H] and weight [V, H] do not fit: {tuple(hidden.shape)}, {tuple(weight.shape)}")
     if target.shape != hidden.shape[:1] or target.dtype != torch.int64:
@@ -19,7 +19,7 @@ def check_shapes(hidden: Tensor, weight: Tensor, target: Tensor, ref_hidden: Opt
         raise ValueError(f"ref_hidden, ref_weight do not fit: {tuple(ref_hidden.shape)}, {tuple(ref_weight.shape)}")
 
 
-def check_reference(kl: KLKind, ref_logp: Optional[Tensor], ref_hidden: Optional[Tensor], distill: Number) -> None:
+def check_reference(kl: KLKind, ref_logp: Tensor | None, ref_hidden: Tensor | None, distill: Number) -> None:
     if kl not in KL_KINDS:
         raise ValueError(f"kl={kl!r} is none of {', '.join(KL_KINDS)}")
     if kl == "exact" and ref_hidden is None:
@@ -37,7 +37,7 @@ def check_target(target: Tensor, vocabulary: int) -> None:
         raise IndexError(f"target {int(target[row])} (computed row {row}) lies outside the vocabulary [0, {vocabulary})")
 
 
-def check_level(level: str, sequence: Optional[Tensor], compute: str) -> None:
+def check_level(level: str, sequence: Tensor | None, compute: str) -> None:
     if compute not in ("auto", "forward", "recompute"):
         raise ValueError(f"compute={compute!r} is none of auto, forward, recompute")
     if level not in ("token", "sequence"):

@@ -4,30 +4,29 @@ R rows, H hidden, V vocabulary. One buffer holds the logits of the current chunk
 """
 
 from types import ModuleType
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastsched_kernels import cpu_ops
+from fastsched_kernels import compiled_ops
 from fastsched_kernels.columns import accumulate_filtered
 from fastsched_kernels.reference import Number
-from fastsched_kernels.rows import Coefficients, RowState
-from fastsched_kernels.selection import pick
-from fastsched_kernels.table import PolicyRows
+from fastsched_kernels.selection import gather_rows
+from fastsched_kernels.table import Coefficients, PolicyRows, RowState
 
 
-class Head(NamedTuple):
+class HeadInputs(NamedTuple):
     """All that is not differentiated, for the R rows that are computed."""
 
     target: Tensor  # [R] int64
     temperature: Number
-    softcap: Optional[float]
+    softcap: float | None
     chunk: int  # most rows of logits at a time
     rows: ModuleType  # the implementation
-    ref_hidden: Optional[Tensor] = None  # [R, H']
-    ref_weight: Optional[Tensor] = None  # [V, H']
-    ref_bias: Optional[Tensor] = None  # [V]
+    ref_hidden: Tensor | None = None  # [R, H']
+    ref_weight: Tensor | None = None  # [V, H']
+    ref_bias: Tensor | None = None  # [V]
     ref_rows: bool = False  # the reference enters row by row (exact KL) ...
     ref_target: bool = False  # ... or through its log-probability of the target
     filter_eps: float = 0.0
@@ -40,9 +39,9 @@ class Chunk(NamedTuple):
     logits: Tensor  # [C, V]
     target: Tensor  # [C]
     temperature: Number
-    ref_logits: Optional[Tensor]  # [C, V], for exact KL
-    ref_logp: Optional[Tensor]  # [C]
-    target_logit: Optional[Tensor]  # [C] fp32, where the logits are of lower precision
+    ref_logits: Tensor | None  # [C, V], for exact KL
+    ref_logp: Tensor | None  # [C]
+    target_logit: Tensor | None  # [C] fp32, where the logits are of lower precision
 
 
 Step = Callable[[Chunk, bool], PolicyRows]
@@ -117,13 +116,13 @@ class Gradients(NamedTuple):
     A dW that is one product has nothing to accumulate and is in hidden's dtype at once.
     """
 
-    hidden: Optional[Tensor]
-    weight: Optional[Tensor]
-    bias: Optional[Tensor]
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
     dtypes: tuple
 
     @staticmethod
-    def of(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], need, head: Head) -> "Gradients":
+    def of(hidden: Tensor, weight: Tensor, bias: Tensor | None, need, head: HeadInputs) -> "Gradients":
         """Filled by the first chunk; zero where there is none."""
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         new = torch.empty if len(hidden) else torch.zeros
@@ -155,7 +154,7 @@ class Gradients(NamedTuple):
         return tuple(_finished(g, upstream, unit, dtype) for g, dtype in zip(self[:3], self.dtypes, strict=True))
 
 
-def _finished(gradient: Optional[Tensor], upstream: Tensor, unit: bool, dtype: Optional[torch.dtype]) -> Optional[Tensor]:
+def _finished(gradient: Tensor | None, upstream: Tensor, unit: bool, dtype: torch.dtype | None) -> Tensor | None:
     if gradient is None or unit:
         return gradient if gradient is None else gradient.to(dtype)
     return torch.mul(gradient, upstream.to(gradient.dtype), out=gradient.new_empty(gradient.shape, dtype=dtype))
@@ -172,7 +171,7 @@ def add_product_(total: Tensor, dz: Tensor, x: Tensor, first: bool) -> None:
 
 
 def _add_in_tiles(total: Tensor, dz: Tensor, x: Tensor, first: bool) -> None:
-    compiled = dz.dtype == torch.bfloat16 and cpu_ops.load() is None
+    compiled = dz.dtype == torch.bfloat16 and compiled_ops.load() is None
     buffer = x.new_empty(min(_TILE, len(total)), x.shape[1])
     for part, columns in zip(total.split(_TILE), dz.split(_TILE, dim=1), strict=True):
         product = torch.mm(columns.t(), x, out=buffer[: len(part)])
@@ -186,7 +185,7 @@ _TILE = 8192
 """Vocabulary rows of a low-precision product that a CPU forms before it adds them up in fp32: they stay in cache."""
 
 
-def chunks(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], head: Head):
+def chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, head: HeadInputs):
     """Yields (Chunk, x [C, H], w [V, H] in hidden's dtype); every chunk's logits live in the same buffer."""
     x_all, w = hidden.detach(), weight.detach().to(hidden.dtype)
     ref_w = None if head.ref_weight is None else head.ref_weight.detach().to(head.ref_hidden.dtype)
@@ -194,7 +193,7 @@ def chunks(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], head: Head):
     ref_buffer = None if head.ref_hidden is None else _buffer(head.ref_hidden, head.chunk, weight.shape[0])
     for rows in chunk_slices(hidden.shape[0], head.chunk):
         x, target = x_all[rows], head.target[rows]
-        temperature = pick(head.temperature, rows)
+        temperature = gather_rows(head.temperature, rows)
         ref, ref_logp = None, None
         if head.ref_rows or head.ref_target:
             ref_x = head.ref_hidden[rows].detach()
@@ -224,7 +223,7 @@ def chunk_slices(n: int, size: int) -> list[slice]:
     return [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
 
 
-def target_logit(x: Tensor, w: Tensor, bias: Optional[Tensor], target: Tensor) -> Optional[Tensor]:
+def target_logit(x: Tensor, w: Tensor, bias: Tensor | None, target: Tensor) -> Tensor | None:
     """[R] fp32: the target's logit as its own dot product, free of the rounding of low-precision logits."""
     if x.dtype in (torch.float32, torch.float64):
         return None
@@ -232,7 +231,7 @@ def target_logit(x: Tensor, w: Tensor, bias: Optional[Tensor], target: Tensor) -
     return dot if bias is None else dot + bias.detach().float().index_select(0, target)
 
 
-def _logits(x: Tensor, w: Tensor, bias: Optional[Tensor], buffer: Tensor) -> Tensor:
+def _logits(x: Tensor, w: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
     z = torch.mm(x, w.t(), out=buffer[: x.shape[0]])
     return z if bias is None else z.add_(bias.detach().to(z.dtype))
 

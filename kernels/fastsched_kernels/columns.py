@@ -4,15 +4,15 @@ A column stays when |dlogit| exceeds eps times the row's coefficient |dloss/dlog
 at least one row. Judged on the gradient itself, so entropy and KL terms count; eps = 0 filters nothing.
 """
 
-from typing import Optional
+
 
 import torch
 from torch import Tensor
 
-from fastsched_kernels import cpu_ops
+from fastsched_kernels import compiled_ops
 
 
-def accumulate_filtered(dz: Tensor, x: Tensor, w: Tensor, dx: Optional[Tensor], dw: Optional[Tensor], threshold: Tensor) -> Tensor:
+def accumulate_filtered(dz: Tensor, x: Tensor, w: Tensor, dx: Tensor | None, dw: Tensor | None, threshold: Tensor) -> Tensor:
     """dx <- dz w, dw += dz^T x over the active columns; returns the share of sum |dz| that was left out, fp32 scalar.
 
     dz [C, V], x [C, H], w [V, H], threshold [C] fp32, dw [V, H] fp32 (fp64 for fp64).
@@ -42,4 +42,4 @@ def active_columns(dz: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _compiled(dz: Tensor) -> bool:
-    return dz.device.type == "cpu" and dz.dtype in (torch.float32, torch.bfloat16) and cpu_ops.load() is None
+    return dz.device.type == "cpu" and dz.dtype in (torch.float32, torch.bfloat16) and compiled_ops.load() is None

@@ -6,18 +6,17 @@ in fp32. Rows that carry no coefficient leave before the first GEMM. N rows as p
 vocabulary.
 """
 
-from typing import Callable, Literal, Mapping, NamedTuple, Optional
+from typing import Callable, Literal, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastsched_kernels.checks import check_level, check_reference, check_shapes, check_target, is_zero
-from fastsched_kernels.chunks import Chunk, Head, OnePass, Recompute
+from fastsched_kernels.chunks import Chunk, HeadInputs, OnePass, Recompute
 from fastsched_kernels.implementations import choose
 from fastsched_kernels.reference import KLKind, Number, Objective, TokenLoss, token_loss
-from fastsched_kernels.rows import derivatives
-from fastsched_kernels.selection import active_rows, kept, part, pick, spread
-from fastsched_kernels.table import PolicyRows
+from fastsched_kernels.selection import active_rows, gather_objective, gather_rows, scatter_rows
+from fastsched_kernels.table import PolicyRows, derivatives
 
 TokenLossFunction = Callable[[Tensor, Tensor, Tensor, Mapping[str, Tensor]], Tensor]
 
@@ -31,7 +30,7 @@ class PolicyLoss(NamedTuple):
     kl: Tensor  # [N] fp32, the KL of kl=...; NaN for kl="none"
     ratio: Tensor  # [N] fp32, pi / pi_old (level="sequence": of the sequence)
     clipped: Tensor  # [N] bool
-    dropped: Tensor  # scalar, share of sum |dlogits| that filter_eps left out
+    dropped: Tensor  # scalar, share of sum |dlogits| that filter_eps left out; NaN where backward forms the logits again
 
 
 class LinearStats(NamedTuple):
@@ -44,14 +43,14 @@ class LinearStats(NamedTuple):
 
 
 def policy_loss(
-    hidden: Tensor, weight: Tensor, target: Tensor, *, advantage: Number, token_weight: Number, old_logp: Optional[Tensor] = None,
-    ref_hidden: Optional[Tensor] = None, ref_weight: Optional[Tensor] = None, ref_bias: Optional[Tensor] = None,
-    ref_logp: Optional[Tensor] = None, kl: KLKind = "none", kl_coef: Number = 0.0, entropy_coef: Number = 0.0,
-    clip: Optional[tuple[Number, Number]] = (0.2, 0.2), dual_clip: Optional[Number] = None, rollout_weight: Number = 1.0,
-    distill: Number = 0.0, surrogate: Literal["clip", "cispo"] = "clip", temperature: Number = 1.0, softcap: Optional[float] = None,
-    bias: Optional[Tensor] = None, level: Literal["token", "sequence"] = "token", sequence: Optional[Tensor] = None,
-    skip_flat: bool = True, chunk_rows: Optional[int] = None, compute: Literal["auto", "forward", "recompute"] = "auto",
-    filter_eps: float = 0.0, implementation: Optional[str] = None,
+    hidden: Tensor, weight: Tensor, target: Tensor, *, advantage: Number, token_weight: Number, old_logp: Tensor | None = None,
+    ref_hidden: Tensor | None = None, ref_weight: Tensor | None = None, ref_bias: Tensor | None = None,
+    ref_logp: Tensor | None = None, kl: KLKind = "none", kl_coef: Number = 0.0, entropy_coef: Number = 0.0,
+    clip: tuple[Number, Number] | None = (0.2, 0.2), dual_clip: Number | None = None, rollout_weight: Number = 1.0,
+    distill: Number = 0.0, surrogate: Literal["clip", "cispo"] = "clip", temperature: Number = 1.0, softcap: float | None = None,
+    bias: Tensor | None = None, level: Literal["token", "sequence"] = "token", sequence: Tensor | None = None,
+    skip_flat: bool = True, chunk_rows: int | None = None, compute: Literal["auto", "forward", "recompute"] = "auto",
+    filter_eps: float = 0.0, implementation: str | None = None,
 ) -> PolicyLoss:
     """Sum over rows of token_weight * (-rollout_weight * surrogate + kl_coef * KL - entropy_coef * H).
 
@@ -80,34 +79,34 @@ def policy_loss(
         float("inf") if dual_clip is None else dual_clip, rollout_weight, distill, surrogate, sequence if level == "sequence" else None,
     )
     rows = active_rows(objective, len(hidden), hidden.device, skip_flat and level == "token")
-    objective = part(objective, rows)
+    objective = gather_objective(objective, rows)
     needs_logp = ref_logp is None and (kl in ("k1", "k2", "k3") or not is_zero(distill))
-    head = _head(hidden, weight, target, rows, temperature, softcap, chunk_rows, implementation)
-    head = head._replace(ref_hidden=pick(ref_hidden, rows), ref_weight=ref_weight, ref_bias=ref_bias, ref_rows=kl == "exact",
-                         ref_target=needs_logp, filter_eps=filter_eps)
-    computed = kept(hidden, rows)
+    head = _head(hidden, weight, target, rows, temperature, softcap, chunk_rows, filter_eps, implementation)
+    head = head._replace(ref_hidden=gather_rows(ref_hidden, rows), ref_weight=ref_weight, ref_bias=ref_bias, ref_rows=kl == "exact",
+                         ref_target=needs_logp)
+    computed = gather_rows(hidden, rows)
     if compute == "recompute" or level == "sequence":
         values = _recomputed(computed, weight, bias, head, objective)
     else:
         values = OnePass.apply(computed, weight, bias, head, _policy_step(head, objective), torch.is_grad_enabled())
     loss, *vectors, dropped = values
-    return PolicyLoss(loss, *(spread(v, rows, hidden.shape[0]) for v in vectors), dropped)
+    return PolicyLoss(loss, *(scatter_rows(v, rows, hidden.shape[0]) for v in vectors), dropped)
 
 
-def _policy_step(head: Head, objective: Objective):
+def _policy_step(head: HeadInputs, objective: Objective):
     def step(c: Chunk, backward: bool) -> PolicyRows:
-        o = part(objective, c.rows)
+        o = gather_objective(objective, c.rows)
         o = o if c.ref_logp is None else o._replace(ref_logp=c.ref_logp)
         return head.rows.policy_rows_(c.logits, c.target, c.ref_logits, o, c.temperature, head.softcap, c.target_logit, backward)
 
     return step
 
 
-def _recomputed(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], head: Head, objective: Objective) -> tuple:
+def _recomputed(hidden: Tensor, weight: Tensor, bias: Tensor | None, head: HeadInputs, objective: Objective) -> tuple:
     logp, entropy, kl, ref_logp = Recompute.apply(hidden, weight, bias, head)
     out: TokenLoss = token_loss(logp, entropy, kl, objective._replace(ref_logp=ref_logp) if head.ref_target else objective)
-    zero = torch.zeros((), device=hidden.device)
-    return out.loss.sum(), logp.detach(), entropy.detach(), out.kl, out.ratio, out.clipped, zero
+    dropped = torch.full((), torch.nan if head.filter_eps else 0.0, device=hidden.device)
+    return out.loss.sum(), logp.detach(), entropy.detach(), out.kl, out.ratio, out.clipped, dropped
 
 
 class TokenLossResult(NamedTuple):
@@ -125,17 +124,17 @@ def linear_token_loss(
     target: Tensor,
     loss: TokenLossFunction,
     *,
-    tokens: Optional[Mapping[str, Tensor]] = None,
-    keep: Optional[Tensor] = None,
-    ref_hidden: Optional[Tensor] = None,
-    ref_weight: Optional[Tensor] = None,
-    ref_bias: Optional[Tensor] = None,
+    tokens: Mapping[str, Tensor] | None = None,
+    keep: Tensor | None = None,
+    ref_hidden: Tensor | None = None,
+    ref_weight: Tensor | None = None,
+    ref_bias: Tensor | None = None,
     temperature: Number = 1.0,
-    softcap: Optional[float] = None,
-    bias: Optional[Tensor] = None,
-    chunk_rows: Optional[int] = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    chunk_rows: int | None = None,
     filter_eps: float = 0.0,
-    implementation: Optional[str] = None,
+    implementation: str | None = None,
 ) -> TokenLossResult:
     """Any per-token loss at the cost of the built-in one: three GEMMs.
 
@@ -152,16 +151,16 @@ def linear_token_loss(
     """
     check_shapes(hidden, weight, target, ref_hidden, ref_weight)
     rows = None if keep is None or bool(keep.all()) else keep.nonzero().squeeze(-1)
-    head = _head(hidden, weight, target, rows, temperature, softcap, chunk_rows, implementation)
-    head = head._replace(ref_hidden=pick(ref_hidden, rows), ref_weight=ref_weight, ref_bias=ref_bias, ref_rows=ref_hidden is not None,
-                         filter_eps=filter_eps)
-    tokens = {k: pick(v, rows) for k, v in (tokens or {}).items()}
+    head = _head(hidden, weight, target, rows, temperature, softcap, chunk_rows, filter_eps, implementation)
+    head = head._replace(ref_hidden=gather_rows(ref_hidden, rows), ref_weight=ref_weight, ref_bias=ref_bias,
+                         ref_rows=ref_hidden is not None)
+    tokens = {k: gather_rows(v, rows) for k, v in (tokens or {}).items()}
 
     def step(c: Chunk, backward: bool) -> PolicyRows:
         state = head.rows.row_stats(c.logits, c.target, c.ref_logits, c.temperature, head.softcap, c.target_logit)
         leaves = [v.detach().requires_grad_(backward) for v in (state.logp, state.entropy, state.kl)]
         with torch.set_grad_enabled(backward):
-            value = loss(*leaves, {k: pick(v, c.rows) for k, v in tokens.items()})
+            value = loss(*leaves, {k: gather_rows(v, c.rows) for k, v in tokens.items()})
             if value.shape != state.logp.shape:
                 raise ValueError(f"the loss must return one number for each row, [{len(state.logp)}], got {tuple(value.shape)}")
             d = derivatives(value, leaves)
@@ -170,8 +169,8 @@ def linear_token_loss(
         zeros = torch.zeros_like(state.logp)
         return PolicyRows(value.detach(), state.logp, state.entropy, state.kl, zeros, zeros.bool(), sum(x.abs() for x in d))
 
-    total, *vectors = OnePass.apply(kept(hidden, rows), weight, bias, head, step, torch.is_grad_enabled())[:4]
-    return TokenLossResult(total, *(spread(v, rows, hidden.shape[0]) for v in vectors))
+    total, *vectors = OnePass.apply(gather_rows(hidden, rows), weight, bias, head, step, torch.is_grad_enabled())[:4]
+    return TokenLossResult(total, *(scatter_rows(v, rows, hidden.shape[0]) for v in vectors))
 
 
 def linear_token_stats(
@@ -179,23 +178,24 @@ def linear_token_stats(
     weight: Tensor,
     target: Tensor,
     *,
-    ref_hidden: Optional[Tensor] = None,
-    ref_weight: Optional[Tensor] = None,
-    ref_bias: Optional[Tensor] = None,
+    ref_hidden: Tensor | None = None,
+    ref_weight: Tensor | None = None,
+    ref_bias: Tensor | None = None,
     temperature: Number = 1.0,
-    softcap: Optional[float] = None,
-    bias: Optional[Tensor] = None,
-    chunk_rows: Optional[int] = None,
-    implementation: Optional[str] = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    chunk_rows: int | None = None,
+    filter_eps: float = 0.0,
+    implementation: str | None = None,
 ) -> LinearStats:
     """Log-probability, entropy and exact KL of every row: one GEMM (two with a reference), three more in backward.
 
     hidden [N, H], weight [V, H], target [N] int64 in [0, V); temperature a scalar or [N]. Differentiable in hidden,
     weight and bias for any upstream gradient (the logits are formed again), so that coefficients may depend on other
-    tokens. Errors as in `policy_loss`.
+    tokens. filter_eps acts in backward. Errors as in `policy_loss`.
     """
     check_shapes(hidden, weight, target, ref_hidden, ref_weight)
-    head = _head(hidden, weight, target, None, temperature, softcap, chunk_rows, implementation)
+    head = _head(hidden, weight, target, None, temperature, softcap, chunk_rows, filter_eps, implementation)
     with_ref = ref_hidden is not None
     head = head._replace(ref_hidden=ref_hidden, ref_weight=ref_weight, ref_bias=ref_bias, ref_rows=with_ref, ref_target=with_ref)
     return LinearStats(*Recompute.apply(hidden, weight, bias, head))
@@ -205,18 +205,22 @@ def _head(
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
-    rows: Optional[Tensor],
+    rows: Tensor | None,
     temperature: Number,
-    softcap: Optional[float],
-    chunk_rows: Optional[int],
-    implementation: Optional[str],
-) -> Head:
+    softcap: float | None,
+    chunk_rows: int | None,
+    filter_eps: float,
+    implementation: str | None,
+) -> HeadInputs:
     if chunk_rows is not None and chunk_rows < 1:
         raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
-    target = pick(target, rows).contiguous()
+    if not 0 <= filter_eps < 1:
+        raise ValueError(f"filter_eps must lie in [0, 1), got {filter_eps}")
+    target = gather_rows(target, rows).contiguous()
     check_target(target, weight.shape[0])
     chunk = chunk_rows or _default_chunk(hidden, weight.shape[0])
-    return Head(target, pick(temperature, rows), softcap, chunk, choose(hidden.device, hidden.dtype, implementation))
+    kernels = choose(hidden.device, hidden.dtype, implementation)
+    return HeadInputs(target, gather_rows(temperature, rows), softcap, chunk, kernels, filter_eps=filter_eps)
 
 
 def _default_chunk(hidden: Tensor, vocabulary: int) -> int:

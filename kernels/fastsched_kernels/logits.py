@@ -3,7 +3,7 @@
 The logits are left as they are; the gradient is a tensor of their own size and dtype.
 """
 
-from typing import Literal, NamedTuple, Optional
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from torch import Tensor
 from fastsched_kernels.checks import check_target
 from fastsched_kernels.implementations import choose
 from fastsched_kernels.reference import KLKind, Number, Objective, token_loss
-from fastsched_kernels.rows import Coefficients, RowState
-from fastsched_kernels.selection import active_rows, kept, part, pick, spread
+from fastsched_kernels.selection import active_rows, gather_objective, gather_rows, scatter_rows
+from fastsched_kernels.table import Coefficients, RowState
 
 
 class LogitStats(NamedTuple):
@@ -21,7 +21,7 @@ class LogitStats(NamedTuple):
     logp: Tensor
     entropy: Tensor
     kl: Tensor  # exact KL(pi || ref); NaN without reference logits
-    sum_p2: Optional[Tensor] = None  # sum of squared probabilities; only where asked for
+    sum_p2: Tensor | None = None  # sum of squared probabilities; only where asked for
 
 
 class LogitLoss(NamedTuple):
@@ -38,10 +38,10 @@ class LogitLoss(NamedTuple):
 def token_stats(
     logits: Tensor,
     target: Tensor,
-    ref_logits: Optional[Tensor] = None,
+    ref_logits: Tensor | None = None,
     temperature: Number = 1.0,
-    softcap: Optional[float] = None,
-    implementation: Optional[str] = None,
+    softcap: float | None = None,
+    implementation: str | None = None,
     sum_p2: bool = False,
 ) -> LogitStats:
     """Log-probability, entropy and exact KL of each row, for any loss in PyTorch on top; with `sum_p2` the sum of squared
@@ -58,12 +58,12 @@ def token_stats(
     return stats._replace(sum_p2=_sum_p2(logits, temperature, softcap, rows)) if sum_p2 else stats
 
 
-def _check_shapes(logits: Tensor, target: Tensor, ref_logits: Optional[Tensor]) -> None:
+def _check_shapes(logits: Tensor, target: Tensor, ref_logits: Tensor | None) -> None:
     if logits.dim() != 2 or target.shape != logits.shape[:1] or (ref_logits is not None and ref_logits.shape != logits.shape):
         raise ValueError(f"logits [R, V], target [R] and ref_logits [R, V] do not fit: {tuple(logits.shape)}, {tuple(target.shape)}")
 
 
-def _sum_p2(logits: Tensor, temperature: Number, softcap: Optional[float], rows) -> Tensor:
+def _sum_p2(logits: Tensor, temperature: Number, softcap: float | None, rows) -> Tensor:
     """sum p^2 = exp(2 log p(y) - log p'(y)) for any y, p' at half the temperature: sum exp(2 z) normalises p'. y is the likeliest token."""
     likeliest = logits.detach().argmax(-1)
     logp = _TokenStats.apply(logits, likeliest, None, temperature, softcap, rows)[0]
@@ -71,11 +71,11 @@ def _sum_p2(logits: Tensor, temperature: Number, softcap: Optional[float], rows)
 
 
 def policy_loss_from_logits(
-    logits: Tensor, target: Tensor, *, advantage: Number, token_weight: Number, old_logp: Optional[Tensor] = None,
-    ref_logits: Optional[Tensor] = None, ref_logp: Optional[Tensor] = None, kl: KLKind = "none", kl_coef: Number = 0.0,
+    logits: Tensor, target: Tensor, *, advantage: Number, token_weight: Number, old_logp: Tensor | None = None,
+    ref_logits: Tensor | None = None, ref_logp: Tensor | None = None, kl: KLKind = "none", kl_coef: Number = 0.0,
     entropy_coef: Number = 0.0, clip: tuple[Number, Number] = (0.2, 0.2), dual_clip: Number = float("inf"),
     rollout_weight: Number = 1.0, surrogate: Literal["clip", "cispo"] = "clip", temperature: Number = 1.0,
-    softcap: Optional[float] = None, implementation: Optional[str] = None,
+    softcap: float | None = None, implementation: str | None = None,
 ) -> LogitLoss:
     """`linear.policy_loss` from logits: the arguments mean the same, ref_logits [R, V] stand for the reference's head.
 
@@ -88,15 +88,15 @@ def policy_loss_from_logits(
     objective = Objective(advantage, token_weight, old_logp, ref_logp, kl, kl_coef, entropy_coef, *clip, dual_clip, rollout_weight,
                           0.0, surrogate)
     rows = active_rows(objective, len(logits), logits.device, False)
-    objective, y, temperature = part(objective, rows), pick(target, rows), pick(temperature, rows)
-    ref = None if ref_logits is None else kept(ref_logits, rows)
-    stats = token_stats(kept(logits, rows), y, ref if kl == "exact" else None, temperature, softcap, implementation)
+    objective, y, temperature = gather_objective(objective, rows), gather_rows(target, rows), gather_rows(temperature, rows)
+    ref = None if ref_logits is None else gather_rows(ref_logits, rows)
+    stats = token_stats(gather_rows(logits, rows), y, ref if kl == "exact" else None, temperature, softcap, implementation)
     if ref_logp is None and kl in ("k1", "k2", "k3"):
         with torch.no_grad():
             objective = objective._replace(ref_logp=token_stats(ref, y, None, temperature, softcap, implementation).logp)
     out = token_loss(stats.logp, stats.entropy, stats.kl, objective)
     vectors = (stats.logp.detach(), stats.entropy.detach(), out.kl, out.ratio, out.clipped)
-    return LogitLoss(out.loss.sum(), *(spread(v, rows, len(logits)) for v in vectors))
+    return LogitLoss(out.loss.sum(), *(scatter_rows(v, rows, len(logits)) for v in vectors))
 
 
 class _TokenStats(torch.autograd.Function):

@@ -5,12 +5,12 @@ R rows (one token each), V vocabulary, H hidden. z = softcap * tanh(x / softcap)
 softmax(r), where r is the reference model's row after the same softcap and temperature.
 """
 
-from typing import Literal, NamedTuple, Optional, Union
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-Number = Union[float, Tensor]  # a runtime scalar, or one number for each token [R]
+Number = float | Tensor  # a runtime scalar, or one number for each token [R]
 KLKind = Literal["none", "k1", "k2", "k3", "exact"]
 KL_KINDS = ("none", "k1", "k2", "k3", "exact")
 LOG_LIMIT = 20.0
@@ -34,8 +34,8 @@ class Objective(NamedTuple):
 
     advantage: Number
     token_weight: Number  # mask / global denominator
-    old_logp: Optional[Tensor] = None  # [R]; None: on-policy, the ratio is exactly 1 and still has its gradient
-    ref_logp: Optional[Tensor] = None  # [R], for k1, k2, k3 and distill
+    old_logp: Tensor | None = None  # [R]; None: on-policy, the ratio is exactly 1 and still has its gradient
+    ref_logp: Tensor | None = None  # [R], for k1, k2, k3 and distill
     kl: KLKind = "none"
     kl_coef: Number = 0.0
     entropy_coef: Number = 0.0
@@ -45,7 +45,7 @@ class Objective(NamedTuple):
     rollout_weight: Number = 1.0
     distill: Number = 0.0  # adds distill * (ref_logp - logp), detached, to the advantage (OPD)
     surrogate: Literal["clip", "cispo"] = "clip"
-    sequence: Optional[Tensor] = None  # [R] int64 sequence of each row: sequence-level ratio (GSPO)
+    sequence: Tensor | None = None  # [R] int64 sequence of each row: sequence-level ratio (GSPO)
 
 
 class TokenLoss(NamedTuple):
@@ -55,7 +55,7 @@ class TokenLoss(NamedTuple):
     clipped: Tensor  # [R] bool, the surrogate has no gradient here (cispo: the ratio sits on a bound)
 
 
-def scaled(logits: Tensor, temperature: Number = 1.0, softcap: Optional[float] = None) -> Tensor:
+def scaled(logits: Tensor, temperature: Number = 1.0, softcap: float | None = None) -> Tensor:
     """[R, V] logits of any dtype -> z in fp32 (fp64 stays fp64)."""
     x = logits if logits.dtype == torch.float64 else logits.float()
     if softcap is not None:
@@ -67,9 +67,9 @@ def token_stats(
     logits: Tensor,
     target: Tensor,
     *,
-    ref_logits: Optional[Tensor] = None,
+    ref_logits: Tensor | None = None,
     temperature: Number = 1.0,
-    softcap: Optional[float] = None,
+    softcap: float | None = None,
 ) -> TokenStats:
     """Statistics of each row, differentiable in `logits`.
 
@@ -167,9 +167,9 @@ def policy_loss(
     target: Tensor,
     objective: Objective,
     *,
-    ref_logits: Optional[Tensor] = None,
+    ref_logits: Tensor | None = None,
     temperature: Number = 1.0,
-    softcap: Optional[float] = None,
+    softcap: float | None = None,
 ) -> TokenLoss:
     """Truth for the fused loss: every row's loss from its logits [R, V]; `.loss.sum()` is what the kernels return."""
     stats = token_stats(logits, target, ref_logits=ref_logits, temperature=temperature, softcap=softcap)

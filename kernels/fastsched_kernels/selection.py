@@ -1,14 +1,12 @@
 """Which of N rows are computed: those that carry a coefficient. What is known on the host costs no trip to the device."""
 
-from typing import Optional, Union
-
 import torch
 from torch import Tensor
 
 from fastsched_kernels.reference import Number, Objective
 
 
-def active_rows(o: Objective, n: int, device: torch.device, skip_flat: bool) -> Optional[Tensor]:
+def active_rows(o: Objective, n: int, device: torch.device, skip_flat: bool) -> Tensor | None:
     """Indices [R] of the rows of token_weight other than 0, ascending; None: all n of them.
 
     `skip_flat` leaves out those too whose advantage, KL and entropy coefficients and distill are all 0.
@@ -23,27 +21,22 @@ def active_rows(o: Objective, n: int, device: torch.device, skip_flat: bool) -> 
     return None if rows.numel() == n else rows
 
 
-def _nonzero(value: Number, device: torch.device) -> Union[bool, Tensor]:
+def _nonzero(value: Number, device: torch.device) -> bool | Tensor:
     return value.to(device) != 0 if isinstance(value, Tensor) else bool(value != 0)
 
 
-def pick(value, index):
-    """Rows of a per-token tensor; scalars, scalar tensors, options and None pass through."""
-    if not isinstance(value, Tensor) or value.dim() == 0 or index is None:
+def gather_rows(value, rows: Tensor | slice | None):
+    """Rows of a per-token tensor [N, ...], differentiable; scalars, scalar tensors, options and None pass through."""
+    if not isinstance(value, Tensor) or value.dim() == 0 or rows is None:
         return value
-    return value[index]
+    return value[rows] if isinstance(rows, slice) else value.index_select(0, rows)
 
 
-def part(objective: Objective, index) -> Objective:
-    return Objective(*(pick(x, index) for x in objective))
+def gather_objective(objective: Objective, rows: Tensor | slice | None) -> Objective:
+    return Objective(*(gather_rows(x, rows) for x in objective))
 
 
-def kept(matrix: Tensor, rows: Optional[Tensor]) -> Tensor:
-    """Rows of [N, .], differentiable."""
-    return matrix if rows is None else matrix.index_select(0, rows)
-
-
-def spread(value: Tensor, rows: Optional[Tensor], n: int) -> Tensor:
+def scatter_rows(value: Tensor, rows: Tensor | None, n: int) -> Tensor:
     """[R] -> [n]; NaN (False) at the rows that were not computed."""
     if rows is None:
         return value

@@ -1,30 +1,37 @@
-"""The numbers of each token as one fp32 table for the compiled kernels: all of them runtime values, so none ever
-compiles anything.
+"""What the compiled kernels read and write, by name: one layout for Python, Triton and C++ (csrc/table.h).
+
+Every number of a token is a runtime value in an fp32 table, so none ever compiles anything; only flags and the kind of KL are
+structure. `layout` is compared with the C++ list when the compiled ops are loaded. R rows.
 """
 
-from typing import NamedTuple, Optional
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastsched_kernels.reference import KL_KINDS, Number, Objective
 
-COLUMNS = (
-    "advantage",
-    "token_weight",
-    "old_logp",
-    "ref_logp",
-    "kl_coef",
-    "entropy_coef",
-    "clip_low",
-    "clip_high",
-    "dual_clip",
-    "rollout_weight",
-    "distill",
-    "temperature",
-    "target_logit",
-)
-ON_POLICY, CISPO, HAS_TARGET_LOGIT, BACKWARD = 1, 2, 4, 8
+
+class RowState(NamedTuple):
+    """Statistics [R] (fp32; fp64 for fp64 logits) and what the gradient needs of them; z and r are scaled logits, p = softmax(z)."""
+
+    logp: Tensor
+    entropy: Tensor
+    kl: Tensor  # KL(p || q), NaN without reference logits
+    top: Tensor  # max z; 0 for a row of nothing but -inf
+    log_sum: Tensor  # log sum exp(z - top); -inf for such a row
+    mean: Tensor  # E_p[z - top]
+    gap: Tensor  # E_p[(z - top) - (r - ref_top)]
+    ref_top: Tensor
+
+
+class Coefficients(NamedTuple):
+    """dloss/dlogp, dloss/dentropy, dloss/dkl of each row [R]."""
+
+    logp: Tensor
+    entropy: Tensor
+    kl: Tensor
 
 
 class PolicyRows(NamedTuple):
@@ -39,29 +46,81 @@ class PolicyRows(NamedTuple):
     size: Tensor  # [R] |dloss/dlogp| + |dloss/dentropy| + |dloss/dkl|
 
 
-def objective_table(o: Objective, n: int, temperature: Number, target_logit: Optional[Tensor], device: torch.device) -> Tensor:
-    """[n, len(COLUMNS)] fp32; an absent number is 0, which no kernel reads."""
-    numbers = [*(getattr(o, name) for name in COLUMNS[:-2]), temperature, target_logit]
-    return torch.stack([on_device(0.0 if x is None else x, device).expand(n) for x in numbers], dim=1)
+class Column(IntEnum):
+    """Columns of the table of numbers [R, len(Column)]; all but the last two are fields of Objective."""
+
+    ADVANTAGE = 0
+    TOKEN_WEIGHT = 1
+    OLD_LOGP = 2
+    REF_LOGP = 3
+    KL_COEF = 4
+    ENTROPY_COEF = 5
+    CLIP_LOW = 6
+    CLIP_HIGH = 7
+    DUAL_CLIP = 8
+    ROLLOUT_WEIGHT = 9
+    DISTILL = 10
+    TEMPERATURE = 11
+    TARGET_LOGIT = 12
 
 
-def objective_flags(o: Objective, target_logit: Optional[Tensor], backward: bool) -> int:
-    return (
-        ON_POLICY * (o.old_logp is None)
-        | CISPO * (o.surrogate == "cispo")
-        | HAS_TARGET_LOGIT * (target_logit is not None)
-        | BACKWARD * backward
+class Flag(IntFlag):
+    """Bits of a launch's flags."""
+
+    ON_POLICY = 1
+    CISPO = 2
+    HAS_TARGET_LOGIT = 4
+    BACKWARD = 8
+
+
+def _in_order(name: str, words: tuple[str, ...]) -> type[IntEnum]:
+    return IntEnum(name, [word.upper() for word in words], start=0)
+
+
+KLIndex = _in_order("KLIndex", KL_KINDS)
+State = _in_order("State", RowState._fields)
+Coefficient = _in_order("Coefficient", Coefficients._fields)
+Result = _in_order("Result", PolicyRows._fields)
+
+
+def layout() -> dict[str, int]:
+    """{"column.advantage": 0, ...}: every name and its offset, bit or index."""
+    groups = {"column": Column, "flag": Flag, "kl": KLIndex, "state": State, "coefficient": Coefficient, "result": Result}
+    return {f"{group}.{member.name.lower()}": member.value for group, members in groups.items() for member in members}
+
+
+def objective_table(o: Objective, n: int, temperature: Number, target_logit: Tensor | None, device: torch.device) -> Tensor:
+    """[n, len(Column)] fp32; an absent number is 0, which no kernel reads."""
+    numbers = {"temperature": temperature, "target_logit": target_logit}
+    values = (numbers[c.name.lower()] if c.name.lower() in numbers else getattr(o, c.name.lower()) for c in Column)
+    return torch.stack([on_device(0.0 if x is None else x, device).expand(n) for x in values], dim=1)
+
+
+def objective_flags(o: Objective, target_logit: Tensor | None, backward: bool) -> int:
+    return int(
+        Flag.ON_POLICY * (o.old_logp is None)
+        | Flag.CISPO * (o.surrogate == "cispo")
+        | Flag.HAS_TARGET_LOGIT * (target_logit is not None)
+        | Flag.BACKWARD * backward
     )
 
 
 def kl_index(o: Objective) -> int:
-    return KL_KINDS.index(o.kl)
+    return KLIndex[o.kl.upper()].value
 
 
 def policy_rows(result: Tensor) -> PolicyRows:
-    """[7, R] as the kernels return it."""
-    loss, logp, entropy, kl, ratio, clipped, size = result.unbind(0)
-    return PolicyRows(loss, logp, entropy, kl, ratio, clipped != 0, size)
+    """[len(Result), R] as the kernels return it."""
+    rows = PolicyRows(*result.unbind(0))
+    return rows._replace(clipped=rows.clipped != 0)
+
+
+def derivatives(loss: Tensor, leaves: list[Tensor]) -> Coefficients:
+    """Of a loss [R] whose rows depend on their own logp, entropy and kl only."""
+    if not loss.requires_grad:
+        return Coefficients(*(torch.zeros_like(v) for v in leaves))
+    grads = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
+    return Coefficients(*(torch.zeros_like(v) if g is None else g for g, v in zip(grads, leaves, strict=True)))
 
 
 def number_vector(value: Number, n: int, device: torch.device) -> Tensor:

@@ -3,7 +3,7 @@
 T packed response tokens (responses one after another), B responses, L tokens of one response, S the share that is cut.
 """
 
-from typing import Literal, NamedTuple, Optional, Union
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,11 +28,11 @@ class DecileSums(NamedTuple):
 
 def trajectory_keep(
     lengths: Tensor,
-    s: Union[float, Tensor],
+    s: float | Tensor,
     *,
     proxy: Proxy = "suffix",
-    entropy: Optional[Tensor] = None,
-    total: Optional[int] = None,
+    entropy: Tensor | None = None,
+    total: int | None = None,
 ) -> Trajectory:
     """Keep mask of the trajectory-percentile schedule (TP-Schedule, arXiv 2605.25381) and its rival proxies.
 
@@ -57,7 +57,7 @@ def trajectory_keep(
     return Trajectory(keep, position * 10 // length.clamp(min=1), sequence)
 
 
-def _entropy_rank(entropy: Optional[Tensor], sequence: Tensor, starts: Tensor) -> Tensor:
+def _entropy_rank(entropy: Tensor | None, sequence: Tensor, starts: Tensor) -> Tensor:
     if entropy is None or entropy.shape != sequence.shape:
         raise ValueError(f"proxy='entropy' needs the entropy of every response token, [{sequence.numel()}]")
     by_entropy = torch.argsort(entropy, descending=True, stable=True)
@@ -65,15 +65,6 @@ def _entropy_rank(entropy: Optional[Tensor], sequence: Tensor, starts: Tensor) -
     rank = torch.empty_like(order)
     rank[order] = torch.arange(order.numel(), device=order.device) - starts[sequence[order]]
     return rank
-
-
-def compaction_index(keep: Tensor, count: Optional[int] = None) -> Tensor:
-    """Indices of the kept rows, ascending, [R] int64. `count` = R, if the host knows it, saves the round trip."""
-    if count is None:
-        return keep.nonzero().squeeze(-1)
-    slot = torch.where(keep, keep.cumsum(0) - 1, count)
-    index = torch.zeros(count + 1, dtype=torch.long, device=keep.device)
-    return index.scatter_(0, slot, torch.arange(keep.numel(), device=keep.device))[:count]
 
 
 def decile_sums(decile: Tensor, entropy: Tensor, kl: Tensor, keep: Tensor) -> DecileSums:

@@ -1,6 +1,6 @@
 """Device code shared by the Triton kernels: one row of logits, block by block.
 
-A row's partial state is (m, s, t, u, m_ref, s_ref): running maximum m of z, s = sum e, t = sum e (z - m),
+A part of a row is summed up in (m, s, t, u, m_ref, s_ref): running maximum m of z, s = sum e, t = sum e (z - m),
 u = sum e ((z - m) - (r - m_ref)) with e = exp(z - m), and the same maximum and sum of the reference row. When the
 maxima move by dm and dr, t <- a (t + dm s), u <- a (u + (dm - dr) s), s <- a s with a = exp(dm). Maxima ignore NaN; the
 sums carry it, so every "is there anything" asks for s != 0, which is true of NaN.
@@ -34,21 +34,21 @@ def load_block(X, offs, v, inv_temperature, softcap, SOFTCAP: tl.constexpr, MASK
 
 
 @triton.jit
-def safe(m):
+def zero_if_empty(m):
     return tl.where(m == NEG_INF, 0.0, m)
 
 
 @triton.jit
-def moved(old, new):
-    """How far a maximum moved; 0 from -inf, where every sum is still 0."""
-    return tl.where(old == NEG_INF, 0.0, old - safe(new))
+def maximum_change(old, new):
+    """old - new of a maximum; 0 from -inf, where every sum is still 0."""
+    return tl.where(old == NEG_INF, 0.0, old - zero_if_empty(new))
 
 
 @triton.jit
-def merge(m, s, t, u, m_ref, s_ref, m2, s2, t2, u2, m2_ref, s2_ref):
-    """Merge two partial states: blocks of a row, splits of V, vocabulary shards of other ranks."""
+def merge_partials(m, s, t, u, m_ref, s_ref, m2, s2, t2, u2, m2_ref, s2_ref):
+    """Of two parts: blocks of a row, splits of V, vocabulary shards of other ranks."""
     top, top_ref = tl.maximum(m, m2), tl.maximum(m_ref, m2_ref)
-    d1, d2, r1, r2 = moved(m, top), moved(m2, top), moved(m_ref, top_ref), moved(m2_ref, top_ref)
+    d1, d2, r1, r2 = maximum_change(m, top), maximum_change(m2, top), maximum_change(m_ref, top_ref), maximum_change(m2_ref, top_ref)
     a1, a2 = tl.where(s != 0, tl.exp(d1), 0.0), tl.where(s2 != 0, tl.exp(d2), 0.0)
     t = tl.where(a1 != 0, a1 * (t + d1 * s), 0.0) + tl.where(a2 != 0, a2 * (t2 + d2 * s2), 0.0)
     u = tl.where(a1 != 0, a1 * (u + (d1 - r1) * s), 0.0) + tl.where(a2 != 0, a2 * (u2 + (d2 - r2) * s2), 0.0)
@@ -57,14 +57,14 @@ def merge(m, s, t, u, m_ref, s_ref, m2, s2, t2, u2, m2_ref, s2_ref):
 
 
 @triton.jit
-def block_state(z, r, HAS_REF: tl.constexpr):
+def block_partial(z, r, HAS_REF: tl.constexpr):
     m = tl.max(z, 0)
-    d = z - safe(m)
+    d = z - zero_if_empty(m)
     e = tl.exp(d)
     t = tl.sum(tl.where(e > 0, e * d, 0.0), 0)
     if HAS_REF:
         m_ref = tl.max(r, 0)
-        d_ref = r - safe(m_ref)
+        d_ref = r - zero_if_empty(m_ref)
         u = tl.sum(tl.where(e > 0, e * (d - d_ref), 0.0), 0)
         return m, tl.sum(e, 0), t, u, m_ref, tl.sum(tl.exp(d_ref), 0)
     return m, tl.sum(e, 0), t, 0.0, NEG_INF, 0.0
@@ -77,13 +77,13 @@ def add_block(m, s, t, u, m_ref, s_ref, X, REF, offs, v, inv_temperature, softca
     r = z
     if HAS_REF:
         r = load_block(REF, offs, v, inv_temperature, softcap, SOFTCAP, MASKED)
-    m2, s2, t2, u2, m2_ref, s2_ref = block_state(z, r, HAS_REF)
-    return merge(m, s, t, u, m_ref, s_ref, m2, s2, t2, u2, m2_ref, s2_ref)
+    m2, s2, t2, u2, m2_ref, s2_ref = block_partial(z, r, HAS_REF)
+    return merge_partials(m, s, t, u, m_ref, s_ref, m2, s2, t2, u2, m2_ref, s2_ref)
 
 
 @triton.jit
-def row_state(X, REF, begin, end, inv_temperature, softcap, HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
-    """Partial state of columns [begin, end); begin is a multiple of BLOCK. Full blocks unmasked, then one masked
+def row_partial(X, REF, begin, end, inv_temperature, softcap, HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
+    """Partial of columns [begin, end); begin is a multiple of BLOCK. Full blocks unmasked, then one masked
     tail.
     """
     m, s, t, u, m_ref, s_ref = NEG_INF, 0.0, 0.0, 0.0, NEG_INF, 0.0
@@ -101,17 +101,17 @@ def row_state(X, REF, begin, end, inv_temperature, softcap, HAS_REF: tl.constexp
 
 
 @triton.jit
-def finish(m, s, t, u, m_ref, s_ref, z_target):
-    """(logp, entropy, kl, top, log_sum, mean, gap, ref_top) of a row from its whole state; an empty row is defined."""
+def row_statistics(m, s, t, u, m_ref, s_ref, z_target):
+    """(logp, entropy, kl, top, log_sum, mean, gap, ref_top) of a row from the partial of all its columns; an empty row is defined."""
     alive = s != 0
     some = tl.where(alive, s, 1.0)
     log_sum = tl.where(alive, tl.log(some), NEG_INF)
     mean, gap = tl.where(alive, t / some, 0.0), tl.where(alive, u / some, 0.0)
-    logp = tl.where(alive, z_target - safe(m) - log_sum, NEG_INF)
+    logp = tl.where(alive, z_target - zero_if_empty(m) - log_sum, NEG_INF)
     entropy = tl.where(alive, log_sum - mean, 0.0)
     log_sum_ref = tl.where(s_ref != 0, tl.log(tl.where(s_ref != 0, s_ref, 1.0)), NEG_INF)
     kl = tl.where(alive, gap - log_sum + log_sum_ref, 0.0)
-    return logp, entropy, kl, safe(m), log_sum, mean, gap, safe(m_ref)
+    return logp, entropy, kl, zero_if_empty(m), log_sum, mean, gap, zero_if_empty(m_ref)
 
 
 @triton.jit

@@ -4,7 +4,8 @@ from matplotlib.figure import Figure
 from synthetic_run import write_run
 
 from bench.learning import compare, temporal
-from fastsched.report.plots import COLOURS, PLOTS
+from fastsched.report.axes import COLOURS
+from fastsched.report.plots import PLOTS
 from fastsched.report.runs import arms_of, load_run
 
 

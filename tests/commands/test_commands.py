@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ from synthetic_run import write_run
 
 from fastsched.cli import main
 from fastsched.commands import run_folder
-from fastsched.commands.evaluate import evaluate_run
-from fastsched.commands.train import train
+from fastsched.commands.train import train_and_report
 from fastsched.config import Config, ConfigError
 from fastsched.config.arguments import config_to_yaml, parse_config
+from fastsched.engines.ranks import Ranks
 from fastsched.loop.guards import Stop
 from fastsched.record.checkpoint import checkpoints, save_checkpoint
 from fastsched.types import StartError
@@ -39,25 +40,25 @@ def said(capsys) -> str:
 def test_what_refuses_a_run_is_in_the_log_of_its_rank(monkeypatch, capfd, tmp_path, rank, file, error):
     """The command line prints it on rank 0 only."""
     monkeypatch.setenv("RANK", rank)
-    monkeypatch.setattr("fastsched.train.run_training", raising(error))
+    monkeypatch.setattr("fastsched.train.train", raising(error))
     with capfd.disabled(), pytest.raises(type(error)):
-        train(Config(), tmp_path, resume=False)
+        train_and_report(Config(), tmp_path, resume=False)
     assert "model.name: gone" in (tmp_path / file).read_text()
 
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_run_without_a_complete_row_ends_with_its_own_code(monkeypatch, tmp_path, code):
     """There is nothing to report of it."""
-    monkeypatch.setattr("fastsched.train.run_training", lambda *_: code)
-    assert train(Config(), tmp_path, resume=False) == code
+    monkeypatch.setattr("fastsched.train.train", lambda *_: code)
+    assert train_and_report(Config(), tmp_path, resume=False) == code
     assert "metrics.csv" not in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("error", [ConfigError("odd"), ValueError("matplotlib"), OSError("gone"), KeyError("w_0"), KeyboardInterrupt()])
 def test_a_report_that_fails_changes_no_exit_code(monkeypatch, tmp_path, error):
-    monkeypatch.setattr("fastsched.train.run_training", lambda cfg, run_dir, *_: write_run(run_dir, steps=2) and 3)
+    monkeypatch.setattr("fastsched.train.train", lambda cfg, run_dir, *_: write_run(run_dir, steps=2) and 3)
     monkeypatch.setattr("fastsched.report.page.write_report", raising(error))
-    assert train(Config(), tmp_path / "run", resume=False) == 3
+    assert train_and_report(Config(), tmp_path / "run", resume=False) == 3
     assert f"no report ({type(error).__name__}" in (tmp_path / "run/log.txt").read_text()
 
 
@@ -104,11 +105,11 @@ def test_ctrl_c_is_no_traceback(monkeypatch, capsys, arguments, called):
 
 def test_outside_of_the_loop_interrupts_do_what_they_did_before():
     former = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with Stop() as stopped:
+    with Stop(Config(), Ranks()) as stopped:
         signal.raise_signal(signal.SIGINT)  # the step goes on
         stopped.reason = "interrupted"
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == former
-    with pytest.raises(KeyboardInterrupt), Stop():
+    with pytest.raises(KeyboardInterrupt), Stop(Config(), Ranks()):
         signal.raise_signal(signal.SIGINT)  # after the last check: it must not be lost
 
 
@@ -135,16 +136,26 @@ def test_a_checkpoint_is_looked_up_once(monkeypatch, run_dir):
         return checkpoints(run)[-len(looked_up)]
 
     monkeypatch.setattr(run_folder, "newest_intact", newest)
-    monkeypatch.setattr("fastsched.loop.assemble.assemble", lambda cfg, *_, **__: open(cfg.model.name + "/model.safetensors", "rb"))
-    monkeypatch.setattr("fastsched.loop.evaluate.evaluate", lambda run, step: steps.append(step))
-    assert evaluate_run(run_dir, average=False) == 0
+    monkeypatch.setattr("fastsched.loop.assemble.assemble_evaluation", lambda cfg, *_: nullcontext(Exported(cfg.model.name, steps)))
+    assert main(["eval", str(run_dir)]) == 0
     assert len(looked_up) == 1 and steps == [8]
+
+
+class Exported:
+    """In an evaluator's place: needs the weights to be there."""
+
+    def __init__(self, model: str, steps: list[int]):
+        self.model, self.steps = Path(model), steps
+
+    def evaluate(self, step: int) -> None:
+        assert (self.model / "model.safetensors").stat().st_size
+        self.steps.append(step)
 
 
 WAITING = """
 import sys, time
 from fastsched.loop import assemble
-assemble.assemble = lambda *_, **__: time.sleep(600)
+assemble.assemble_evaluation = lambda *_: time.sleep(600)
 from fastsched.cli import main
 sys.exit(main(["eval", sys.argv[1]]))
 """

@@ -13,7 +13,7 @@ from command_line import ROOT, environment
 from one_array import OneArray
 from processes import alive, children, members, wait_until
 
-from fastsched.commands.serve_bench import Load, put_under_load
+from fastsched.commands.load import Load, put_under_load
 from fastsched.config import ConfigError
 from fastsched.config.arguments import config_to_yaml, parse_config
 from fastsched.engines.rollout.server_process import ServerError, ServerProcess
@@ -105,7 +105,7 @@ def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path):
 
 
 def test_requests_that_fail_or_hang_are_named(monkeypatch):
-    monkeypatch.setattr("fastsched.commands.serve_bench.REQUEST_S", 0.3)
+    monkeypatch.setattr("fastsched.commands.load.REQUEST_S", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -1,15 +1,15 @@
 """Presets: those for a GPU pass --dry-run without a hub and fit their card, the tiny ones train."""
 
-import csv
 import math
 import re
 
 import pytest
 import yaml
+from whole_run import graded, rows
 
 from fastsched.cli import main
 from fastsched.config.arguments import parse_config, preset_names, preset_path
-from fastsched.report.runs import in_window_share, load_run, mean_accuracy
+from fastsched.report.runs import in_window_share, load_run
 
 CARD_GB = {"scheduler-qwen1.5-0.5b": 40, "scheduler-student": 16, "scheduler-engineer": 40, "scheduler-researcher": 40,
            "scheduler-frontier": 40}
@@ -91,34 +91,31 @@ def test_a_recipe_has_a_twin_of_the_same_kind(name):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in VARIANTS)) for name in TINY])
-def test_tiny_presets_train(fastsched, tmp_path, name):
-    """Three steps of each, with few prompts; chains are cut short, from a model that has hardly been warmed up."""
-    chain = ["--model.warm_start_accuracy", "0", "--rollout.max_new_tokens", "12"] if config(name).data.task == "chain" else []
-    done = fastsched("train", "--preset", name, "--run_dir", str(tmp_path / "run"), "--rollout.engine", "transformers",
+def test_tiny_presets_train(fastsched, tmp_path, random_model, name):
+    """Three steps of each with a random model, few prompts, short answers and a reward under which no group is flat."""
+    done = fastsched("train", "--preset", name, "--run_dir", str(tmp_path / "run"), "--model.name", str(random_model),
+                     "--rollout.engine", "transformers", "--rollout.max_new_tokens", "8", "--reward.kind", "graded:score",
                      "--train.steps", "3", "--data.size", "400", "--train.prompts_per_step", "4", "--train.eval_at_ends", "false",
-                     "--log.plots", "false", "--log.tensorboard", "false", *chain)
+                     "--log.plots", "false", "--log.tensorboard", "false", **graded(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    with (tmp_path / "run/metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["step"] for row in rows] == ["1", "2", "3"]
-    for row in rows:
-        assert math.isfinite(float(row["entropy"])) and float(row["drift"]) > 0
-        assert sum(float(row[f"w_{b}"]) for b in range(4)) == pytest.approx(1)
+    found = rows(tmp_path / "run")
+    assert [row["step"] for row in found] == ["1", "2", "3"]
+    for row in found:
+        assert math.isfinite(float(row["entropy"])) and float(row["flat_groups"]) == 0 and float(row["grad_norm"]) > 0
+        assert float(row["drift"]) > 0 and sum(float(row[f"w_{b}"]) for b in range(4)) == pytest.approx(1)
         assert float(row["responses_total"]) == 32 * float(row["step"])
-    assert chain or any(float(row["grad_norm"]) > 0 for row in rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-cpu", "ads-tiny", "tp-schedule-tiny", *TINY])
 def test_tiny_presets_as_shipped(fastsched, tmp_path, name):
-    """Every step, on vLLM, within four minutes: nothing of the warm start is lost, and success is held where the preset wants it."""
-    if name == "ads-tiny":  # learns its 128 prompts in play by heart; held out nothing is gained
-        assert fastsched("cluster", "--preset", name).returncode == 0
-    done = fastsched("train", "--preset", name, "--run_dir", str(tmp_path / "run"), "--log.plots", "false")
+    """Every step, on vLLM, from the shipped policy, within the test's five minutes. What they learn is for `bench.learning` to say."""
+    if name == "ads-tiny":
+        assert fastsched("cluster", "--preset", name, process=True).returncode == 0
+    done = fastsched("train", "--preset", name, "--run_dir", str(tmp_path / "run"), "--log.plots", "false", process=True, timeout=290)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    run = load_run(tmp_path / "run")
-    before, after = mean_accuracy(run.evals[0]), mean_accuracy(run.evals[-1])
-    assert after > before + (0.03 if name != "ads-tiny" else -0.03)
-    if config(name).scheduler.kind == "adaptive" and name != "chain-tiny":  # whose hardest bin is learnt to the window's edge in 40 steps
-        share, steps = in_window_share(run)
-        assert share > 0.8 and steps > 30
+    run, cfg = load_run(tmp_path / "run"), config(name)
+    assert len(run.steps) == cfg.train.steps and [record["step"] for record in run.evals] == [0, cfg.train.steps]
+    assert run.column("entropy").notna().all() and run.column("skipped_nonfinite").max() == 0 and run.column("reward_failures").max() == 0
+    if cfg.scheduler.kind == "adaptive":
+        assert in_window_share(run)[1] > 0

@@ -12,7 +12,7 @@ import torch
 INTERPRET = {"TRITON_INTERPRET": "1"}
 
 with patch.dict(os.environ, INTERPRET):
-    import fastsched_kernels.triton_rows  # noqa: F401
+    import fastsched_kernels.rows_triton  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

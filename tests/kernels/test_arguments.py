@@ -1,29 +1,18 @@
 """Layouts and devices that a kernel would misread are put right in the entry points and refused below them."""
 
-import inspect
-import re
-
 import pytest
 import torch
-from fastsched_kernels import cpu_ops, policy_loss, token_stats, triton_rows
 from fastsched_kernels.averaging import ema_and_drift_
-from fastsched_kernels.linear import linear_token_loss, linear_token_stats
-from fastsched_kernels.linear import policy_loss as linear_policy_loss
+from fastsched_kernels.linear import linear_token_loss, linear_token_stats, policy_loss
 from fastsched_kernels.logits import policy_loss_from_logits
 from fastsched_kernels.reference import Objective
-from fastsched_kernels.rows import Coefficients
+from fastsched_kernels.table import Coefficients
 from fastsched_kernels.testing import seeded
+from row_implementations import NAMES, compiled
 
-compiled = pytest.mark.parametrize("implementation", [cpu_ops, triton_rows], ids=["cpp", "triton"])
 N, H, V = 6, 8, 50
 IDS = torch.randint(V, (N, 2), generator=seeded(0))
 ADVANTAGE = torch.randn(N, generator=seeded(3))
-
-
-@pytest.fixture(autouse=True)
-def ops_are_built():
-    assert cpu_ops.load() is None
-
 
 
 def matrix(*shape, seed=0):
@@ -31,8 +20,8 @@ def matrix(*shape, seed=0):
 
 
 ENTRIES = {
-    "policy_loss": lambda x, w, y, i: linear_policy_loss(x, w, y, advantage=ADVANTAGE, token_weight=1.0, implementation=i).loss,
-    "recompute": lambda x, w, y, i: linear_policy_loss(
+    "policy_loss": lambda x, w, y, i: policy_loss(x, w, y, advantage=ADVANTAGE, token_weight=1.0, implementation=i).loss,
+    "recompute": lambda x, w, y, i: policy_loss(
         x, w, y, advantage=ADVANTAGE, token_weight=1.0, compute="recompute", implementation=i).loss,
     "linear_token_loss": lambda x, w, y, i: linear_token_loss(
         x, w, y, lambda logp, *_: ADVANTAGE * logp.square(), implementation=i).loss,
@@ -42,7 +31,7 @@ ENTRIES = {
 }
 
 
-@pytest.mark.parametrize("implementation", ["pytorch", "cpp", "triton"])
+@pytest.mark.parametrize("implementation", NAMES)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_strided_target_is_read_as_it_is(entry, implementation):
     results = []
@@ -85,19 +74,3 @@ def test_averages_and_parameters_lie_on_one_device():
     for avg, params in (([a], [torch.zeros(3, device="meta")]), ([a, torch.zeros(3, device="meta")], [a, torch.zeros(3, device="meta")])):
         with pytest.raises(ValueError, match="device"):
             ema_and_drift_(avg, params, 0.5)
-
-
-def test_every_launch_is_on_the_device_of_its_tensors(monkeypatch):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    entered = []
-    monkeypatch.setattr(torch.cuda, "device", entered.append)
-    with FakeTensorMode():
-        token_stats.on_device_of(torch.empty(1, device="cuda:1"))
-    with token_stats.on_device_of(torch.empty(1)):
-        pass
-    assert entered == [torch.device("cuda:1")]
-    for module in (token_stats, policy_loss):
-        lines = inspect.getsource(module).splitlines()
-        launches = [i for i, line in enumerate(lines) if re.search(r"_kernel\[\(", line)]
-        assert launches and all("with on_device_of(" in lines[i - 1] for i in launches)

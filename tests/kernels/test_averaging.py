@@ -3,6 +3,7 @@ import torch
 from fastsched_kernels import reference
 from fastsched_kernels.averaging import ema_and_drift_, implementation
 from fastsched_kernels.testing import seeded
+from row_implementations import needs_compiled_ops
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
@@ -22,6 +23,7 @@ def test_matches_fp64(dtype, alpha):
     torch.testing.assert_close(out.squared_norm.double(), norm, rtol=1e-6, atol=0)
 
 
+@needs_compiled_ops
 def test_the_implementation_is_named():
     """What the record of a run says; a float16 parameter is the one that only PyTorch takes."""
     a = [torch.zeros(4)]

@@ -13,14 +13,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-@given(n=st.integers(0, 70_000), size=st.integers(1, 9000))
-def test_chunks_cover_the_rows_begin_at_multiples_of_16_and_hold_no_more_than_was_asked_for(n, size):
-    """The rows of [R] tensors then begin at 16-byte addresses, so that a chunk's kernel is the one that the first chunk compiled."""
+def check_chunks(n: int, size: int) -> None:
+    """The rows of [R] tensors begin at 16-byte addresses, so that a chunk's kernel is the one that the first chunk compiled."""
     slices = chunk_slices(n, size)
     assert all(0 < s.stop - s.start <= size for s in slices)
     assert [s.start for s in slices] == [0, *(s.stop for s in slices)][: len(slices)] and sum(s.stop - s.start for s in slices) == n
     assert len(slices) <= 1 if n <= size else size < 16 or all(s.start % 16 == 0 for s in slices)
     assert size < 16 or len(slices) <= -(-n // (size // 16 * 16))
+
+
+def test_chunks_cover_the_rows_begin_at_multiples_of_16_and_hold_no_more_than_was_asked_for():
+    for n in (*range(100), 4095, 4096, 4097, 16_384, 65_535, 70_000):
+        for size in (1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 64, 65, 100, 4095, 4096, 4097, 9000):
+            check_chunks(n, size)
+
+
+@pytest.mark.slow
+@given(n=st.integers(0, 70_000), size=st.integers(1, 9000))
+def test_chunks_of_any_numbers(n, size):
+    check_chunks(n, size)
 
 
 class HostCopies(TorchDispatchMode):

@@ -14,7 +14,7 @@ import json, torch
 from bench.kernels import compile_report as report
 report.compile_only()
 x, n = torch.zeros(2, 50257, dtype=torch.bfloat16), 2  # rows that start at odd addresses
-report.triton_rows.row_stats(x, torch.zeros(n, dtype=torch.long), None, 1.0, None, torch.zeros(n))
+report.rows_triton.row_stats(x, torch.zeros(n, dtype=torch.long), None, 1.0, None, torch.zeros(n))
 print(json.dumps([report.inspect(name, "unpadded", kernel).faults for name, kernel in report.compiled_kernels()]))
 """
 

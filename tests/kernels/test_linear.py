@@ -10,6 +10,7 @@ from fastsched_kernels.linear import linear_token_loss, linear_token_stats, poli
 from fastsched_kernels.reference import Objective
 from fastsched_kernels.testing import assert_no_worse, poisoned_empty, relative_error, seeded
 from head_problem import OPTIONS, N, V, ours, per_token, problem, truth
+from row_implementations import NAMES, needs_compiled_ops
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -29,7 +30,10 @@ def test_option_matches_autograd_and_changes_the_result(name):
         assert not torch.allclose(plain["weight"], grads["weight"] / -1.7, rtol=1e-6), f"{name} is ignored"
 
 
-RUNS = [("pytorch", torch.bfloat16), ("cpp", torch.float32), ("cpp", torch.bfloat16), ("triton", torch.bfloat16)]
+RUNS = [
+    ("pytorch", torch.bfloat16), ("triton", torch.bfloat16),
+    *(pytest.param("cpp", dtype, marks=needs_compiled_ops) for dtype in (torch.float32, torch.bfloat16)),
+]
 
 
 @pytest.mark.parametrize("implementation, dtype", RUNS)
@@ -182,6 +186,8 @@ def test_stats_match_the_reference():
         ({"kl": "k3"}, ValueError, "need ref_logp"),
         ({"kl": "k9"}, ValueError, "is none of"),
         ({"chunk_rows": 0}, ValueError, "at least 1"),
+        ({"filter_eps": -1e-4}, ValueError, "filter_eps must lie in"),
+        ({"filter_eps": 1.0}, ValueError, "filter_eps must lie in"),
         ({"level": "sequence"}, ValueError, "needs the sequence"),
         ({"level": "paragraph"}, ValueError, "none of token, sequence"),
         ({"compute": "later"}, ValueError, "none of auto"),
@@ -230,7 +236,7 @@ def test_a_users_loss_costs_what_it_says_and_equals_the_built_in_one():
         linear_token_loss(tensors["hidden"], tensors["weight"], target, lambda logp, *_: logp.sum())
 
 
-@pytest.mark.parametrize("implementation", ["pytorch", "cpp"])
+@pytest.mark.parametrize("implementation", NAMES[:2])
 def test_statistics_carry_any_upstream_gradient(implementation):
     """Expanded (sum), non-unit and partly absent upstream gradients of logp, entropy and KL."""
     tensors, _, target, _, _ = problem(torch.float32)

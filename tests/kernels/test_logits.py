@@ -6,15 +6,14 @@ from fastsched_kernels import reference
 from fastsched_kernels.logits import policy_loss_from_logits, token_stats
 from fastsched_kernels.reference import Objective
 from fastsched_kernels.testing import seeded
-
-IMPLEMENTATIONS = ["pytorch", "cpp", "triton"]
+from row_implementations import NAMES
 
 
 def rows(seed=0, n=5, v=300):
     return torch.randn(n, v, generator=seeded(seed)) * 2
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", NAMES)
 def test_any_loss_on_the_statistics(implementation):
     ref, target = rows(1), torch.tensor([0, 299, 5, 5, 7])
     grads = []
@@ -29,7 +28,7 @@ def test_any_loss_on_the_statistics(implementation):
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", NAMES)
 def test_sum_of_squared_probabilities(implementation):
     x, target, temperature = rows(), torch.tensor([0, 299, 5, 5, 7]), torch.tensor([0.5, 1.0, 0.7, 2.0, 1.0])
     x[1, 299] = -torch.inf  # a target without probability leaves the sum defined
@@ -47,7 +46,7 @@ def test_sum_of_squared_probabilities(implementation):
     assert token_stats(x, target, implementation=implementation).sum_p2 is None
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", NAMES)
 @pytest.mark.parametrize("kl", ["none", "k2", "exact"])
 def test_policy_loss_from_logits_is_the_reference(implementation, kl):
     ref, target, a, old = rows(1), torch.tensor([0, 299, 5, 5, 7]), rows(2)[:, 0], rows(3)[:, 0] - 6
@@ -73,7 +72,7 @@ def test_policy_loss_from_logits_is_the_reference(implementation, kl):
     assert torch.equal(out.clipped, true.clipped)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", NAMES)
 @pytest.mark.parametrize("kl", ["none", "k3", "exact"])
 def test_rows_without_weight_hold_anything(implementation, kl):
     """NaN logits, target -100, infinite old_logp: no loss, no gradient, and the other rows are as if they were alone."""
@@ -134,7 +133,7 @@ def test_bad_input_is_named(arguments, words):
         policy_loss_from_logits(rows(), torch.zeros(5, dtype=torch.long), advantage=1.0, token_weight=1.0, **arguments)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", NAMES)
 def test_a3_the_k3_penalty_pulls_harder_the_further_the_policy_has_drifted(implementation):
     """pitfalls A3: a clamp of the estimate would make its gradient exactly 0 from pi_ref / pi = 14 on; here it grows all the way."""
     ratios = torch.tensor([1.5, 2, 4, 8, 12, 13, 14, 16, 20, 100, 1000])

@@ -2,18 +2,14 @@
 
 import pytest
 import torch
-from fastsched_kernels import cpu_ops, rows, triton_rows
+from fastsched_kernels import rows_pytorch
 from fastsched_kernels.reference import Objective
+from fastsched_kernels.table import Coefficients
 from fastsched_kernels.testing import seeded
+from row_implementations import each
 
-each = pytest.mark.parametrize("implementation", [rows, cpu_ops, triton_rows], ids=["pytorch", "cpp", "triton"])
 NAN, TARGET = float("nan"), torch.tensor([0, 3, 4999])
-ONES = rows.Coefficients(*torch.ones(3, 3))
-
-
-@pytest.fixture(autouse=True)
-def ops_are_built():
-    assert cpu_ops.load() is None
+ONES = Coefficients(*torch.ones(3, 3))
 
 
 def logits(seed=0, v=5000):
@@ -67,7 +63,7 @@ def test_of_a_number_of_the_loss(implementation, surrogate, change, kl):
     out = implementation.policy_rows_(gradient, target, None, o, 1.0, None, None, True)
     assert only_second(out.loss), out
     constant = change == "ref_logp" and kl == "k1"  # the slope of k1 is 1 whatever the reference says
-    clamped = implementation is rows and change in ("old_logp", "ref_logp")  # autograd's clamp has the slope 0 at NaN
+    clamped = implementation is rows_pytorch and change in ("old_logp", "ref_logp")  # autograd's clamp has the slope 0 at NaN
     assert only_second(gradient) or (constant or clamped) and gradient.isfinite().all(), out
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from fastsched_kernels.testing import seeded
-from fastsched_kernels.trajectory import compaction_index, decile_sums, trajectory_keep
+from fastsched_kernels.trajectory import decile_sums, trajectory_keep
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,6 @@ def test_entropy_keeps_the_highest_of_each_response():
 def test_prefix_keeps_the_beginning():
     out = trajectory_keep(torch.tensor([10, 3]), 0.75, proxy="prefix")
     assert out.keep.tolist() == [True] * 3 + [False] * 7 + [True, False, False]
-
-
-def test_compaction_with_and_without_a_host_count():
-    keep = torch.rand(101, generator=seeded(2)) < 0.3
-    index = compaction_index(keep)
-    assert torch.equal(index, compaction_index(keep, int(keep.sum()))) and torch.equal(index, torch.arange(101)[keep])
 
 
 def test_decile_sums_count_kept_tokens_only():

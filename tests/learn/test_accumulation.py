@@ -64,23 +64,29 @@ def micro_batches(count: int) -> list[MicroBatch]:
     return out
 
 
-def sums(stage: int, micro: list[MicroBatch], grad_clip: float = 0.0) -> Sums:
-    """One update from micro-batches of weight 1 / len(micro)."""
+def small_engine(stage: int, grad_clip: float = 0.0) -> DeepSpeedLearner:
     torch.manual_seed(0)
-    model = Small().to(torch.bfloat16)
-    engine = DeepSpeedLearner(model, LearnerConfig(zero_stage=stage, kl="none", grad_clip=grad_clip, betas=(BETA, 0.999)),
-                              ModelConfig(dtype="bfloat16"))
-    truth = defaultdict(lambda: 0.0)
+    cfg = LearnerConfig(zero_stage=stage, kl="none", grad_clip=grad_clip, betas=(BETA, 0.999))
+    return DeepSpeedLearner(Small().to(torch.bfloat16), cfg, ModelConfig(dtype="bfloat16"))
+
+
+def backward(engine: DeepSpeedLearner, micro: list[MicroBatch]) -> None:
+    """Micro-batches of weight 1 / len(micro)."""
+    for m in micro:
+        targets = torch.from_numpy(m.targets)
+        engine.backward(m, lambda head, _, t=targets: Out(
+            nn.functional.cross_entropy((head.hidden @ head.weight.T).float(), t) / len(micro)), reference=False)
+
+
+def sums(stage: int, micro: list[MicroBatch], grad_clip: float = 0.0) -> Sums:
+    engine, truth = small_engine(stage, grad_clip), defaultdict(lambda: 0.0)
 
     def add(name, grad):
         truth[name] += grad.double()
 
     for name, p in engine.policy.named_parameters():
         p.register_hook(lambda grad, name=name: add(name, grad))
-    for m in micro:
-        targets = torch.from_numpy(m.targets)
-        engine.backward(m, lambda head, _, t=targets: Out(
-            nn.functional.cross_entropy((head.hidden @ head.weight.T).float(), t) / len(micro)), reference=False)
+    backward(engine, micro)
     norm = engine.step(1e-3).grad_norm
     first = [m.reshape(-1) for m in engine.master.moments()[0]]
     used = {name: engine.master.full(p, first).double() / (1 - BETA) for name, p in engine.policy.named_parameters()}
@@ -107,3 +113,34 @@ def test_the_sum_is_clipped_as_a_whole(model_path, stage):
     true = length(found.truth.values())
     assert found.norm == pytest.approx(true, rel=1e-5) and true > 0.5
     assert length(found.used[name] - g * 0.25 / true for name, g in found.truth.items()) < 1e-4 * 0.25
+
+
+@pytest.mark.parametrize("written, read", [(1, 1), (1, 2), (2, 1), (3, 1), (1, 3)])
+def test_a_checkpoint_of_any_stage_goes_on_under_any_other(model_path, tmp_path, written, read):
+    """Stage 1 wrote its shards as stage 2 does before bf16 was summed in fp32: those checkpoints are read as well."""
+    micro = micro_batches(8)
+
+    def train(engine, updates):
+        for _ in range(updates):
+            backward(engine, micro)
+            engine.step(1e-3)
+            engine.update_average(0.5)
+
+    def tensors(engine):
+        return {**{n: w.clone() for n, w in engine.named_weights()}, **{f"average.{n}": w.clone() for n, w in engine.average_weights()}}
+
+    first = small_engine(written)
+    train(first, 3)
+    first.save(tmp_path)
+    saved = tensors(first)
+    train(first, 2)
+    straight = tensors(first)
+    first.close()
+    second = small_engine(read)
+    second.load(tmp_path)
+    loaded = tensors(second)
+    train(second, 2)
+    after = tensors(second)
+    second.close()
+    assert all(torch.equal(saved[n], loaded[n]) for n in saved) and not all(torch.equal(saved[n], straight[n]) for n in saved)
+    assert all(torch.equal(straight[n], after[n]) for n in straight)

@@ -1,24 +1,31 @@
 """The learner on real DeepSpeed, one rank: against plain PyTorch, and against itself under every split that must not matter."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from plain import EPS, smooth
 
 from fastsched.config import Config, LearnerConfig, ModelConfig, RolloutConfig, SchedulerConfig, TemporalConfig
 from fastsched.engines.learner.deepspeed_engine import DeepSpeedLearner
 from fastsched.engines.models.loading import load_policy
 from fastsched.groups import group_advantages
-from fastsched.learn.learner import Learner, NonFiniteLimit
-from fastsched.learn.objective import Objective
+from fastsched.learn.batching import mini_batches, scored_samples
+from fastsched.learn.credit import Credit, token_credit
+from fastsched.learn.learner import Learner, NonFiniteLimit, learning_rate
+from fastsched.learn.objective import StepObjective
+from fastsched.learn.scoring import old_logp, score_responses
 from fastsched.types import Knobs, Response
 
 MODEL = ModelConfig(dtype="float32")
 KNOBS = Knobs(weights=(), r_threshold=0.5, entropy_coef=0.01, kl_coef=0.02, ema_alpha=0.9, lr_scale=1.0, temporal_s=0.0, rule="")
-BASE = LearnerConfig(zero_stage=1, lr=1e-3, kl="exact", micro_batch_tokens=4096, share_prompts=False, grad_clip=0.5,
+BASE = LearnerConfig(zero_stage=1, lr=1e-2, kl="exact", micro_batch_tokens=4096, share_prompts=False, grad_clip=0.5,
                      skip_flat_groups=False)  # the knobs of these tests are not those of their scheduler
 P, G = 5, 4
+ROUNDING = 2e-6
+"""Of weights of about 1 after two updates in another order of sums."""
 
 
 def batch(seed=0):
@@ -39,7 +46,7 @@ def batch(seed=0):
 def make(model_path, tmp_path, learner=BASE, rollout=None, proxy="suffix", **scheduler):
     cfg = Config(model=MODEL, learner=learner, rollout=rollout or RolloutConfig(responses=G, max_new_tokens=8),
                  scheduler=SchedulerConfig(temporal=TemporalConfig(mode="linear", proxy=proxy), **scheduler))
-    return Learner(DeepSpeedLearner(load_policy(model_path, MODEL), cfg.learner, MODEL), cfg, tmp_path)
+    return Learner(smooth(DeepSpeedLearner(load_policy(model_path, MODEL), cfg.learner, MODEL)), cfg, tmp_path)
 
 
 def weights(learner):
@@ -57,7 +64,7 @@ def distance(a, b):
 def plain_update(model_path, learner: LearnerConfig, knobs, steps=1):
     """The same objective in ordinary PyTorch: one padded-free forward for each response, full logits, autograd, AdamW."""
     model, reference = load_policy(model_path, MODEL), load_policy(model_path, MODEL)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay, eps=EPS)
     for step in range(1, steps + 1):
         responses, rewards = batch(step)
         advantages = group_advantages(rewards, normalise_std=learner.loss != "dr_grpo").reshape(-1)
@@ -92,10 +99,7 @@ def test_one_update_equals_plain_pytorch(model_path, tmp_path, loss, s):
     before = weights(learner)
     learner.update(*batch(1), knobs, 1)
     truth = plain_update(model_path, cfg, knobs)
-    assert distance(before, truth) > 5e-4  # a step of lr 1e-3 was taken at all
-    # AdamW's first step is lr * sign(g): compare where the gradient is not rounding noise, by the mean over elements.
-    mean = np.mean([float((a - truth[n]).abs().mean()) for n, a in weights(learner).items()])
-    assert mean < 2e-6
+    assert distance(before, truth) > 1000 * ROUNDING > 1000 * distance(weights(learner), truth)
 
 
 @pytest.mark.parametrize("change", [
@@ -106,8 +110,8 @@ def test_what_must_not_matter(model_path, tmp_path, change):
     """pitfalls D1-D4: micro-batch split, packing, ZeRO stage and chunking leave weights, average and statistics alone."""
     plain, split = make(model_path, tmp_path), make(model_path, tmp_path, replace(BASE, **change))
     a, b = train(plain), train(split)
-    assert distance(weights(plain), weights(split)) < 5e-5
-    assert distance(dict(plain.engine.average_weights()), dict(split.engine.average_weights())) < 1e-5
+    assert distance(weights(plain), weights(split)) < ROUNDING
+    assert distance(dict(plain.engine.average_weights()), dict(split.engine.average_weights())) < ROUNDING
     for name in ("loss", "entropy", "kl", "drift", "grad_norm", "ratio_deviation", "kept_fraction", "flat_groups"):
         assert getattr(a, name) == pytest.approx(getattr(b, name), rel=2e-3, abs=1e-6), name
 
@@ -119,7 +123,7 @@ def test_gspo_and_cispo_differ_off_policy_only(model_path, tmp_path, loss, base)
         runs = [make(model_path, tmp_path, replace(BASE, loss=kind, **options)) for kind in (loss, base)]
         for run in runs:
             run.update(*batch(1), KNOBS, 1)
-        assert (distance(*map(weights, runs)) < 5e-5) == alike
+        assert (distance(*map(weights, runs)) < ROUNDING) == alike
 
 
 @pytest.mark.parametrize("change", [
@@ -130,7 +134,7 @@ def test_every_option_changes_the_result(model_path, tmp_path, change):
     plain, changed = make(model_path, tmp_path), make(model_path, tmp_path, replace(BASE, **change))
     knobs = replace(KNOBS, kl_coef=0.0 if change.get("kl") == "none" else 0.5)
     train(plain, replace(KNOBS, kl_coef=0.5)), train(changed, knobs)
-    assert distance(weights(plain), weights(changed)) > 1e-5
+    assert distance(weights(plain), weights(changed)) > 10 * ROUNDING
 
 
 @pytest.mark.parametrize("change", [
@@ -139,14 +143,14 @@ def test_every_option_changes_the_result(model_path, tmp_path, change):
 def test_every_knob_changes_the_result(model_path, tmp_path, change):
     plain, changed = make(model_path, tmp_path), make(model_path, tmp_path)
     train(plain), train(changed, replace(KNOBS, **change))
-    assert distance(dict(plain.engine.average_weights()), dict(changed.engine.average_weights())) > 1e-5
+    assert distance(dict(plain.engine.average_weights()), dict(changed.engine.average_weights())) > 10 * ROUNDING
 
 
 def test_clip_matters_once_the_policy_has_moved(model_path, tmp_path):
     wide = make(model_path, tmp_path, replace(BASE, updates_per_batch=2, lr=2e-2))
     tight = make(model_path, tmp_path, replace(BASE, updates_per_batch=2, lr=2e-2, clip=(1e-4, 1e-4)))
     a, b = train(wide, steps=1), train(tight, steps=1)
-    assert b.clip_fraction > a.clip_fraction and distance(weights(wide), weights(tight)) > 1e-5
+    assert b.clip_fraction > a.clip_fraction and distance(weights(wide), weights(tight)) > 10 * ROUNDING
 
 
 def test_truncated_importance_sampling_weighs_tokens(model_path, tmp_path):
@@ -155,7 +159,7 @@ def test_truncated_importance_sampling_weighs_tokens(model_path, tmp_path):
                                                             replace(rollout, correction="token_tis", correction_cap=1e-3))]
     for run in runs:
         train(run)
-    assert distance(weights(runs[0]), weights(runs[1])) > 1e-5 and distance(weights(runs[1]), weights(runs[2])) > 1e-5
+    assert distance(weights(runs[0]), weights(runs[1])) > 10 * ROUNDING and distance(weights(runs[1]), weights(runs[2])) > 10 * ROUNDING
 
 
 def test_average_and_drift_follow_their_formula(model_path, tmp_path):
@@ -233,9 +237,9 @@ def test_logp_is_the_models(model_path, tmp_path):
     np.testing.assert_allclose(learner.logp(ids), truth[range(4), ids[1:]].numpy(), atol=2e-6)
 
 
-def test_learning_rate_warms_up_holds_and_cools_down(model_path, tmp_path):
-    learner = make(model_path, tmp_path, replace(BASE, lr=1.0, warmup_steps=2, cooldown=0.3))  # of 100 steps
-    rates = [learner._lr(step, KNOBS) for step in (1, 2, 70, 71, 86, 100)]
+def test_learning_rate_warms_up_holds_and_cools_down():
+    cfg = Config(learner=replace(BASE, lr=1.0, warmup_steps=2, cooldown=0.3))  # of 100 steps
+    rates = [learning_rate(cfg, step, KNOBS) for step in (1, 2, 70, 71, 86, 100)]
     assert rates == pytest.approx([0.5, 1.0, 1.0, 30 / 31, 15 / 31, 1 / 31])
 
 
@@ -244,16 +248,17 @@ def test_the_entropy_proxy_keeps_the_most_uncertain_tokens(model_path, tmp_path,
     """algorithms.md 1.4: ceil((1 - S) L) tokens of each response, by the entropy of the policy before the update."""
     learner = make(model_path, tmp_path, replace(BASE, share_prompts=share, micro_batch_tokens=64), proxy="entropy")
     responses, _ = batch(1)
-    knobs = replace(KNOBS, temporal_s=0.6)
-    objective = Objective(learner.cfg.learner, learner.cfg.rollout, knobs)
-    kept = [s.keep for s in learner._samples(responses, np.zeros((P, G)), objective, 1)[0]]
+    knobs, lengths = replace(KNOBS, temporal_s=0.6), np.array([len(r.token_ids) for r in responses])
+    scores = score_responses(learner.engine, learner.cfg, StepObjective(learner.cfg.learner, learner.cfg.rollout, knobs), responses)
+    kept = token_credit(learner.cfg.scheduler, knobs, lengths, np.zeros(len(lengths)), entropy=scores.entropy, tp_score=None, seeds=[]).keep
     model = load_policy(model_path, MODEL)
-    for response, keep in zip(responses, kept, strict=True):
+    for response, keep in zip(responses, np.split(kept, np.cumsum(lengths)[:-1]), strict=True):
         ids = torch.tensor([[*response.prompt_ids, *response.token_ids]])
         with torch.no_grad():
             logp = model(ids).logits[0, len(response.prompt_ids) - 1:-1].log_softmax(-1)
-        entropy, n = -(logp.exp() * logp).sum(-1).numpy(), int(np.ceil(0.4 * len(keep) - 1e-6))
-        assert keep.sum() == n and set(np.flatnonzero(keep)) == set(np.argsort(-entropy)[:n])
+        entropy = -(logp.exp() * logp).sum(-1).numpy()
+        assert keep.sum() == int(np.ceil(0.4 * len(keep) - 1e-6))
+        assert entropy[keep].min() > entropy[~keep].max(initial=0) - 1e-5  # whichever of two that rounding alone tells apart
 
 
 def test_every_proxy_trains_other_tokens_and_none_matters_at_the_end_of_the_schedule(model_path, tmp_path):
@@ -264,15 +269,19 @@ def test_every_proxy_trains_other_tokens_and_none_matters_at_the_end_of_the_sche
         assert 0.2 < cut.kept_fraction < 0.75 < rest.kept_fraction
         after[proxy] = weights(learner)
     pairs = [(a, b) for a in after for b in after if a < b]
-    assert min(distance(after[a], after[b]) for a, b in pairs) > 1e-5
+    assert min(distance(after[a], after[b]) for a, b in pairs) > 10 * ROUNDING
 
 
 def test_e8_a_rank_without_a_response_goes_through_every_pass(model_path, tmp_path):
-    """What other ranks do at the same time it must do too: a scoring pass, old log-probabilities of its own or of the sampler."""
-    learner, none = make(model_path, tmp_path, replace(BASE, updates_per_batch=2)), np.zeros(0, np.int64)
+    """What other ranks do at the same time it must do too: a scoring pass, old log-probabilities of its own or of the sampler, as many
+    optimizer steps and micro-batches."""
+    learner = make(model_path, tmp_path, replace(BASE, updates_per_batch=2, balance=False))
+    engine, cfg, credit = learner.engine, learner.cfg, Credit(np.zeros(0, bool), np.zeros(0), None)
     for bypass in (False, True):
-        objective = Objective(learner.cfg.learner, learner.cfg.rollout, KNOBS, bypass=bypass)
-        assert learner._scores([], none, objective).entropy.shape == (0,)
-        assert learner._old_logp([], none, objective, None, np.zeros(0, bool)).shape == (0,)
-    assert learner._samples([], np.zeros((0, G)), objective, 1)[0] == []
+        objective = StepObjective(cfg.learner, cfg.rollout, KNOBS, bypass=bypass)
+        assert score_responses(engine, cfg, objective, []).entropy.shape == (0,)
+        assert old_logp(engine, cfg, objective, [], None, credit.keep).shape == (0,)
+    assert scored_samples([], np.zeros((0, G)), credit, np.zeros(0, np.float32), None) == []
+    other = SimpleNamespace(rank=1, world_size=2, all_reduce=lambda own, op="sum": own + 3, all_gather=lambda own: [[0], own])
+    assert [[micro.groups for micro in part] for part in mini_batches([], [], cfg, other, KNOBS, 1)] == [[()] * 3] * 2
     assert learner.positions.score_tokens([]).shape == (0,)

@@ -9,7 +9,7 @@ from test_learner import BASE, KNOBS, MODEL, G, batch, distance, make, weights
 
 from fastsched.config import RolloutConfig
 from fastsched.engines.models.loading import load_policy
-from fastsched.learn import learner as learner_module
+from fastsched.learn import batching
 
 SHORT = RolloutConfig(responses=G, max_new_tokens=8)
 
@@ -58,19 +58,24 @@ def test_a5_a_logp_that_never_came_counts_as_equal(model_path, tmp_path):
 
 
 def test_a7_temperature_stands_on_both_sides(model_path, tmp_path):
-    """Responses scored at T = 0.6 by the model itself have ratio 1 at T = 0.6, and not at T = 1."""
-    model = load_policy(model_path, MODEL)
+    """Responses scored at T = 0.6 by the model itself have ratio 1 at T = 0.6, and at T = 1 are as far off as its log-probabilities."""
+    model, apart = load_policy(model_path, MODEL), []
 
     def scored(response):
         ids = torch.tensor([[*response.prompt_ids, *response.token_ids]])
         with torch.no_grad():
-            logits = model(ids).logits[0, len(response.prompt_ids) - 1:-1].float() / 0.6
-        logp = logits.log_softmax(-1).gather(1, torch.tensor(response.token_ids)[:, None])[:, 0]
-        return replace(response, logp=logp.numpy())
+            logits = model(ids).logits[0, len(response.prompt_ids) - 1:-1].float()
+        target = torch.tensor(response.token_ids)[:, None]
+        cold, warm = ((logits / t).log_softmax(-1).gather(1, target)[:, 0] for t in (0.6, 1.0))
+        apart.append((cold - warm).abs())
+        return replace(response, logp=cold.numpy())
 
     _, same = after_one_update(model_path, tmp_path, scored, rollout=replace(SHORT, temperature=0.6))
+    apart.clear()
     _, other = after_one_update(model_path, tmp_path, scored, rollout=SHORT)
-    assert same.ratio_deviation < 1e-5 < 1e-2 < other.ratio_deviation
+    used = [a for a, reward in zip(apart, batch(1)[1].flat, strict=True) if np.isfinite(reward)]
+    assert same.ratio_deviation < 1e-5 and other.ratio_deviation == pytest.approx(float(torch.cat(used).mean()), rel=1e-3)
+    assert other.ratio_deviation > 1e-3
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo"])
@@ -86,8 +91,8 @@ def test_c8_what_stands_in_the_padding_does_not_matter(model_path, tmp_path, mon
             out.append(replace(micro, input_ids=ids))
         return out
 
-    pack = learner_module.pack
-    monkeypatch.setattr(learner_module, "pack", padded_with_noise)
+    pack = batching.pack
+    monkeypatch.setattr(batching, "pack", padded_with_noise)
     other, b = after_one_update(model_path, tmp_path, lambda r: r, loss=loss)
     assert sum(seen) > 0 and distance(plain, other) == 0 and repr(a) == repr(b)
 

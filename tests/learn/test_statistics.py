@@ -1,4 +1,4 @@
-"""What an update reports: deciles, quantiles, gradient SNR by bin, and the state that goes on after a resume."""
+"""What an update reports: deciles, quantiles, and the state that goes on after a resume."""
 
 import json
 from dataclasses import replace
@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from plain import BASE, KNOBS, MODEL, P, batch, chosen, gradient, logits_of, make, suffix
+from plain import BASE, KNOBS, MODEL, P, batch, chosen, logits_of, make, suffix
 
 from fastsched.config import CoefficientConfig, KlGateConfig, SchedulerConfig, TemporalConfig
 from fastsched.engines.models.loading import load_policy
 from fastsched.engines.models.tiny import random_tiny
-from fastsched.learn.snr import BinGradients, bin_snr
 from fastsched.learn.statistics import decile_columns, token_quantile
 from fastsched.types import Response
 
@@ -45,16 +44,6 @@ def test_deciles_are_means_over_the_tokens_of_each_tenth(model_path, tmp_path):
     assert found["kept"][0] == 0 and np.isnan(found["entropy"][0]) and found["kept"][9] > 0.8
 
 
-def test_surprisal_estimates_entropy(model_path):
-    """-log p of sampled tokens averages to the entropy of what they were sampled from."""
-    model, rng = load_policy(model_path, MODEL), torch.Generator().manual_seed(0)
-    prompt = torch.arange(10, 20)[None]
-    with torch.no_grad():
-        logp = model(prompt).logits[0, -1].log_softmax(-1)
-    drawn = torch.multinomial(logp.exp(), 20_000, replacement=True, generator=rng)
-    assert float(-logp[drawn].mean()) == pytest.approx(float(-(logp.exp() * logp).sum()), abs=0.05)
-
-
 def test_deciles_without_a_token_are_unknown():
     columns = decile_columns(np.zeros((6, 10)))
     assert all(np.isnan(values).all() for values in columns.values()) and list(columns) == ["kept", "entropy", "kl", "surprisal"]
@@ -67,44 +56,6 @@ def test_quantile_of_all_ranks_from_one_histogram(q):
     total = sum(np.histogram(part, 4096, (0, 16.0))[0] for part in parts)
     assert token_quantile(parts[0], q, lambda own: total.astype(float)) == pytest.approx(np.quantile(values, q), abs=1 / 128)
     assert np.isnan(token_quantile(np.zeros(0), q, lambda own: own)) and token_quantile(np.full(9, 99.0), q, lambda own: own) <= 16
-
-
-def synthetic(rng, truth, noise, sizes):
-    groups = truth + noise * rng.normal(size=(sum(sizes), len(truth)))
-    shares = [part.sum(0) / 100 for part in np.split(groups, np.cumsum(sizes)[:-1])]
-    total = sum(shares)
-    return BinGradients(np.array([s @ s for s in shares]), np.array(sizes), float(total @ total))
-
-
-def test_bin_snr_recovers_known_signal_and_noise_over_ranks():
-    """Two ranks with unequal numbers of groups: the ratio of the averaged estimates against |G|^2 / tr(Sigma)."""
-    rng = np.random.default_rng(0)
-    truth = rng.normal(size=20)
-    found = [bin_snr([synthetic(rng, truth, 2.0, [3, 3, 2]), synthetic(rng, truth, 2.0, [4, 4])]) for _ in range(800)]
-    assert np.median(found) == pytest.approx(truth @ truth / (4.0 * 20), rel=0.15)
-    assert np.isnan(bin_snr([synthetic(rng, truth, 2.0, [5])])) and np.isnan(bin_snr([]))
-
-
-def test_snr_by_bin_comes_from_micro_batches_of_one_bin(model_path, tmp_path):
-    """Squares and sums against the gradients that the hooks saw; the update itself is that of a run without it."""
-    responses, rewards = batch(model_path)
-    plain, split = make(model_path, tmp_path), make(model_path, tmp_path, snr_bins=True)
-    (without, a), (stats, b) = gradient(plain, responses, rewards, KNOBS), gradient(split, responses, rewards, KNOBS)
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-6)
-    assert without.snr_bins == () and len(stats.snr_bins) == 2
-    single = {}
-    for group in range(P):  # the gradient of one prompt, in the global denominators
-        alone = np.full_like(rewards, np.nan)
-        alone[group] = rewards[group]
-        kept = sum(len(responses[i].token_ids) for i in range(len(responses)) if np.isfinite(alone.flat[i]))
-        total = sum(len(responses[i].token_ids) for i in range(len(responses)) if np.isfinite(rewards.flat[i]))
-        g = gradient(make(model_path, tmp_path), responses, alone, KNOBS)[1]
-        single[group] = torch.cat([v.flatten() for v in g.values()]).double() * kept / total
-    for b in range(2):  # groups b and b + 2
-        pair = [single[b], single[b + 2]]
-        truth = bin_snr([BinGradients(np.array([float(x @ x) for x in pair]), np.array([1, 1]), float(sum(pair) @ sum(pair)))])
-        assert stats.snr_bins[b] == pytest.approx(truth, rel=2e-3, abs=1e-6)  # a small inner product of large fp32 gradients
 
 
 def responses_of(tokens, version=0):
@@ -170,14 +121,3 @@ def test_a_gated_update_follows_its_window_over_the_whole_response(model_path, t
         entropies.append(-(p.exp() * p).sum(-1))
         assert chosen(p, r).shape == entropies[-1].shape
     assert stats.entropy_quantile == pytest.approx(float(torch.cat(entropies).quantile(0.5)), abs=2 / 256)
-
-
-def test_bins_and_copies_are_the_same_at_every_zero_stage(model_path, tmp_path):
-    found = []
-    for stage in (0, 1, 3):
-        cfg = replace(BASE, zero_stage=stage, kl="exact", reference="copy")
-        learner = make(model_path, tmp_path, cfg, scheduler=SchedulerConfig(copy_every=2), snr_bins=True)
-        learner.update(*batch(model_path, 1), KNOBS, 1)
-        found.append(learner.update(*batch(model_path, 2), replace(KNOBS, copy_reference=True), 2))
-    for stats in found:
-        assert stats.snr_bins == pytest.approx(found[0].snr_bins, rel=1e-3) and stats.kl < 1e-6

@@ -5,18 +5,17 @@ import signal
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from command_line import ROOT, environment
 from processes import children, members, wait_until
-from whole_run import rows, wait_for_row
+from whole_run import graded, rows, wait_for_row
 
 from fastsched.engines.rollout.weights import SyncError
-from fastsched.loop.ahead import LookAhead, listed, unlisted
-from fastsched.loop.rollouts import _bounded_staleness
-from fastsched.types import Prompt, Response
+from fastsched.loop.ahead import LookAhead, response_from_json, response_to_json
+from fastsched.loop.rollouts import Drawn, Share
+from fastsched.types import Prompt, Response, Sampling, Selection
 
 
 def on_servers(model, run_dir, *more):
@@ -26,25 +25,27 @@ def on_servers(model, run_dir, *more):
             "--rollout.responses", "4", "--train.eval_at_ends", "false", "--log.plots", "false", *more]
 
 
-def drawn(step: int) -> SimpleNamespace:
-    return SimpleNamespace(step=step, batch=SimpleNamespace(prompts=[step], seeds=[step], sampling=None))
+def drawn(step: int) -> Drawn:
+    """One prompt, of row `step`."""
+    rows = np.array([step])
+    return Drawn(Selection(rows, rows), (1.0,), Share([Prompt(step, (5, 6), "", "", 0)], [step], Sampling(1, 4)))
 
 
 def test_the_next_batch_is_sampled_while_this_one_is_trained():
     started, released = [], threading.Event()
 
     def generate(prompts, sampling, seeds):
-        started.append(prompts[0])
-        assert prompts[0] == 1 or released.wait(20)
-        return prompts
+        started.append(prompts[0].row)
+        assert prompts[0].row == 1 or released.wait(20)
+        return [f"response to {prompts[0].row}"]
 
     ahead = LookAhead(generate)
     first, responses = ahead.take(drawn, 1)
-    assert first.step == 1 and responses == [1]  # although the second batch cannot finish before it is released below
+    assert (first.selection.rows, responses) == ([1], ["response to 1"])  # the second batch cannot finish before it is released below
     wait_until(lambda: started == [1, 2])
     released.set()
     ahead.wait()
-    assert ahead.waiting()[2] == [2] and ahead.take(drawn, 2)[0].step == 2
+    assert ahead.pending()[2] == ["response to 2"] and ahead.take(drawn, 2)[0].selection.rows == [2]
     with pytest.raises(RuntimeError, match="step 5: the batch sampled ahead is that of step 3"):
         ahead.take(drawn, 5)
     ahead.close()
@@ -52,7 +53,7 @@ def test_the_next_batch_is_sampled_while_this_one_is_trained():
 
 def test_what_the_sampling_raised_is_raised_before_the_weights_change():
     def generate(prompts, sampling, seeds):
-        if prompts[0] == 2:
+        if prompts[0].row == 2:
             raise SyncError("server gone")
         return prompts
 
@@ -65,31 +66,18 @@ def test_what_the_sampling_raised_is_raised_before_the_weights_change():
 def test_a_response_survives_json_bit_for_bit():
     prompt = Prompt(3, (5, 6), "", "", 0)
     response = Response(3, (5, 6), (7, 8, 9), np.array([-0.1, np.nan, -1e-30], np.float32), "stop", 4)
-    back = unlisted(prompt, listed(response))
+    back = response_from_json(prompt, response_to_json(response))
     np.testing.assert_array_equal(back.logp, response.logp)
     assert back.logp.dtype == np.float32 and (back.token_ids, back.finish_reason, back.weight_version) == ((7, 8, 9), "stop", 4)
-
-
-@pytest.mark.parametrize("ahead, versions, expected", [(0, [4, 4], 0.0), (1, [4, 3], 1.0), (0, [4, 3], None), (1, [4, 2], None)])
-def test_staleness_is_bounded(ahead, versions, expected):
-    run = SimpleNamespace(cfg=SimpleNamespace(rollout=SimpleNamespace(ahead=ahead)),
-                          learner=SimpleNamespace(engine=SimpleNamespace(all_reduce=lambda values, op: values)))
-    responses = [Response(0, (1,), (2,), np.zeros(1, np.float32), "stop", version) for version in versions]
-    if expected is None:
-        with pytest.raises(SyncError, match=f"weight versions old, rollout.ahead allows {ahead}"):
-            _bounded_staleness(run, responses, 5)
-    else:
-        assert _bounded_staleness(run, responses, 5) == expected
 
 
 @pytest.mark.slow
 def test_ahead_on_a_server_and_resume_repeat_every_digit(fastsched, tmp_path, random_model):
     """Straight against resumed from the middle: the batch in flight at the checkpoint is part of it."""
-    (tmp_path / "graded.py").write_text("def score(response, **_):\n    return sum(map(ord, response)) % 7 / 7\n")
     options = ["--rollout.ahead", "1", "--train.steps", "4", "--train.checkpoint_every", "2", "--reward.kind", "graded:score"]
-    extra = {"PYTHONPATH": f"{tmp_path}:{environment().get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    extra = {"PYTHONPATH": f"{graded(tmp_path)['PYTHONPATH']}:{environment().get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    done = fastsched(*on_servers(random_model, straight, *options), timeout=290, **extra)
+    done = fastsched(*on_servers(random_model, straight, *options), timeout=290, process=True, **extra)
     assert done.returncode == 0, done.stdout + done.stderr
     table = rows(straight)
     assert [float(row["staleness"]) for row in table] == [0, 1, 1, 1]
@@ -97,7 +85,7 @@ def test_ahead_on_a_server_and_resume_repeat_every_digit(fastsched, tmp_path, ra
     assert deviations[0] < 1e-4 < min(deviations[1:])  # stale responses carry the log-probabilities of the weights that sampled them
     shutil.copytree(straight, resumed)
     shutil.rmtree(resumed / "checkpoints/step-4")
-    again = fastsched(*on_servers(random_model, resumed, *options), "--resume", timeout=290, **extra)
+    again = fastsched(*on_servers(random_model, resumed, *options), "--resume", timeout=290, process=True, **extra)
     assert again.returncode == 0 and "next is step 3" in again.stdout, again.stdout + again.stderr
     assert rows(resumed) == table
     assert (resumed / "samples.jsonl").read_text() == (straight / "samples.jsonl").read_text()

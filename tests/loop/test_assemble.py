@@ -29,7 +29,7 @@ def test_a_teacher_whose_layers_do_not_see_a_whole_sequence_is_refused(monkeypat
 
 @pytest.fixture
 def parts(monkeypatch, tmp_path, random_model):
-    """`assemble` of a small run on transformers, whose pool, learner and sampler only say when they are closed."""
+    """`assemble_training` of a small run on transformers, whose pool and learner only say when they are closed."""
     closed = []
 
     class Pool:
@@ -52,8 +52,8 @@ def parts(monkeypatch, tmp_path, random_model):
                  rollout=RolloutConfig(engine="transformers", max_new_tokens=8), train=TrainConfig(prompts_per_step=4))
 
     def run(cfg=cfg):
-        with RunLog(tmp_path, LogConfig(tensorboard=False), 1, resume_step=0) as log:
-            return assemble.assemble(cfg, tmp_path, log)
+        with RunLog(tmp_path, LogConfig(tensorboard=False), 1, resume_step=0) as log, assemble.assemble_training(cfg, tmp_path, log):
+            closed.append("body")
     return SimpleNamespace(cfg=cfg, run=run, closed=closed)
 
 
@@ -80,6 +80,15 @@ def test_a_failure_after_the_sampler_closes_it_first(monkeypatch, parts):
     with pytest.raises(ConfigError, match="scheduler: no"):
         parts.run()
     assert parts.closed == ["sampler", "learner", "rewards"] and not torch.distributed.is_initialized()
+
+
+def test_the_sampler_ends_before_the_learner_and_both_before_the_process_group(monkeypatch, parts):
+    monkeypatch.setattr(assemble, "sampler_of", lambda *_: SimpleNamespace(close=lambda: parts.closed.append("sampler")))
+    monkeypatch.setattr(assemble, "leave_distributed", lambda: parts.closed.append("group"))
+    parts.run()
+    monkeypatch.undo()
+    assemble.leave_distributed()
+    assert parts.closed == ["body", "sampler", "learner", "rewards", "group"]
 
 
 @pytest.mark.parametrize("key, section, words", [

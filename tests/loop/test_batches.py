@@ -22,8 +22,9 @@ from fastsched.config import (
     TrainConfig,
 )
 from fastsched.control.scheduler import Scheduler
+from fastsched.data.rewards import RewardResult
 from fastsched.groups import flat_groups, mixed_groups
-from fastsched.loop.assemble import assemble
+from fastsched.loop.assemble import assemble_training
 from fastsched.loop.batches import train_batch
 from fastsched.loop.buffers import make_buffer
 from fastsched.record.log import RunLog
@@ -46,11 +47,8 @@ def assembled(random_model, tmp_path_factory):
                  train=TrainConfig(prompts_per_step=P), log=LogConfig(tensorboard=False))
     patch = pytest.MonkeyPatch()
     patch.chdir(folder)
-    log = RunLog(folder / "log", cfg.log, 10, console=Console(file=io.StringIO()))
-    run = assemble(cfg, folder, log)
-    yield run
-    run.close()
-    log.close()
+    with RunLog(folder / "log", cfg.log, 10, console=Console(file=io.StringIO())) as log, assemble_training(cfg, folder, log) as run:
+        yield run
     patch.undo()
     assert not torch.distributed.is_initialized()
 
@@ -64,25 +62,32 @@ def run(assembled):
 def at_step(run, step: int):
     """The batch of a step, whose sampler has taken over the weights of the step before."""
     run.rollout._engine.weight_version = step - 1  # behind the time limit of every call
-    return train_batch(run, step)
+    return train_batch(run.source, run.buffer, step)
 
 
-def of(run, scheduler: SchedulerConfig):
-    """The run under another sampler, with an empty buffer; the sampler's calls are recorded in `run.calls`."""
+class Recorded:
+    """An engine that keeps its calls: (row, number of responses) of each prompt."""
+
+    def __init__(self, engine):
+        self.engine, self.calls = engine, []
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def generate(self, prompts, sampling, seeds, responses=None):
+        self.calls.append([(p.row, n) for p, n in zip(prompts, responses or [sampling.responses] * len(prompts), strict=True)])
+        return self.engine.generate(prompts, sampling, seeds, responses)
+
+
+def of(run, kind: SchedulerConfig):
+    """The run under another sampler, with an empty buffer; its calls of the rollout engine are in `rollout.calls`."""
     rng = np.random.default_rng(0)
-    embedding = rng.standard_normal((len(run.train_set), 4)).astype(np.float16)
+    embedding = rng.standard_normal((len(run.source.train_set), 4)).astype(np.float16)
     features = Features(np.zeros(len(embedding), np.int32), np.zeros(len(embedding), np.float32), embedding)
-    other = replace(run, cfg=replace(run.cfg, scheduler=scheduler), buffer=make_buffer(scheduler, P, run.cfg.rollout.responses),
-                    scheduler=Scheduler(scheduler, run.train_set.bins, P, 100, 0, features))
-    other.calls = []
-    generate = type(run.rollout).generate
-
-    def recorded(prompts, sampling, seeds, responses=None):
-        other.calls.append([(p.row, n) for p, n in zip(prompts, responses or [sampling.responses] * len(prompts), strict=True)])
-        return generate(run.rollout, prompts, sampling, seeds, responses)
-
-    run.rollout.generate = recorded
-    return other
+    cfg, rollout = replace(run.cfg, scheduler=kind), Recorded(run.rollout)
+    scheduler = Scheduler(kind, run.source.train_set.bins, P, 100, 0, features)
+    return replace(run, cfg=cfg, scheduler=scheduler, rollout=rollout, buffer=make_buffer(kind, P, G),
+                   source=replace(run.source, cfg=cfg, scheduler=scheduler, rollout=rollout))
 
 
 def take_step(run, step, train=True):
@@ -105,7 +110,7 @@ def test_speed_screens_then_fuses_continuations_with_the_next_screen(run):
     one = of(run, SPEED)
     first = take_step(one, 1)
     complete(first)
-    screen, fused = one.calls  # nothing waited in the first step: it generated twice
+    screen, fused = one.rollout.calls  # nothing waited in the first step: it generated twice
     assert {n for _, n in screen} == {SCREEN} and len(screen) == 2 * P
     continued = [row for row, n in fused if n == G - SCREEN]
     assert [p.row for p in first.prompts] == continued and 0 < len(continued) <= P
@@ -114,7 +119,8 @@ def test_speed_screens_then_fuses_continuations_with_the_next_screen(run):
     waiting = list(one.buffer.groups)
     second = take_step(one, 2)
     complete(second)
-    assert len(one.calls) == 3 and [p.row for p in second.prompts] == waiting[:P] == [row for row, n in one.calls[2] if n == G - SCREEN]
+    assert len(one.rollout.calls) == 3
+    assert [p.row for p in second.prompts] == waiting[:P] == [row for row, n in one.rollout.calls[2] if n == G - SCREEN]
     assert [r.weight_version for r in second.responses] == ([0] * SCREEN + [1] * (G - SCREEN)) * second.trained
     assert (first.staleness, second.staleness) == (0, 1)
     assert one.scheduler.success.failed_scores == 0  # what was not sampled did not fail
@@ -123,13 +129,13 @@ def test_speed_screens_then_fuses_continuations_with_the_next_screen(run):
 def test_speed_observes_everything_that_was_rolled_out_and_counts_a_prompt_once(run):
     one = of(run, SPEED)
     rolled = take_step(one, 1)
-    calls = [entry for call in one.calls for entry in call]
+    calls = [entry for call in one.rollout.calls for entry in call]
     assert rolled.outcomes.rows.tolist() == [row for row, _ in calls]
     assert rolled.outcomes.sampled.sum(1).tolist() == [n for _, n in calls]
     assert rolled.outcomes.new_prompts == len({row for row, _ in calls}) == len(calls) - rolled.trained
     continued = rolled.outcomes.continued
     assert [row for (row, _), again in zip(calls, continued, strict=True) if again] == [p.row for p in rolled.prompts]
-    np.testing.assert_array_equal(rolled.outcomes.bins, run.train_set.bins[rolled.outcomes.rows])
+    np.testing.assert_array_equal(rolled.outcomes.bins, run.source.train_set.bins[rolled.outcomes.rows])
     screened = rolled.outcomes.rewards[~continued]
     assert one.scheduler.sampler.pass_rate == pytest.approx(mixed_groups(screened, 0.5).mean())
 
@@ -139,21 +145,21 @@ def test_speed_trains_what_is_ready_and_never_screens_a_waiting_prompt(run):
     for step in range(1, 5):
         before = list(one.buffer.groups)
         rolled = take_step(one, step, train=False)
-        call = one.calls[-1]
+        call = one.rollout.calls[-1]
         assert len({row for row, _ in call}) == len(call)
         assert rolled.trained == (min(P, len(before)) if step > 1 else len(rolled.prompts)) > 0
         assert not {row for row, n in call if n == SCREEN} & set(before)
-        one.calls.clear()
+        one.rollout.calls.clear()
 
 
 def test_speed_without_a_passing_candidate_ends_its_rounds_and_trains_groups_without_signal(run, monkeypatch):
     one = of(run, SPEED)
-    monkeypatch.setattr(one.rewards, "score", lambda items: type("R", (), {"rewards": [0.0] * len(items), "messages": {}, "errors": {}})())
+    monkeypatch.setattr(one.source.scorer.pool, "score", lambda items: RewardResult(np.zeros(len(items)), {}, {}))
     rolled = take_step(one, 1)
     complete(rolled)
-    assert len(one.calls) == SPEED.speed.rounds and rolled.trained == P and flat_groups(rolled.rewards).all()
+    assert len(one.rollout.calls) == SPEED.speed.rounds and rolled.trained == P and flat_groups(rolled.rewards).all()
     assert len(one.buffer) == 0 and one.scheduler.sampler.pass_rate == 0.0
-    assert {row for row, n in one.calls[2] if n == G - SCREEN} <= {row for row, _ in one.calls[1]}
+    assert {row for row, n in one.rollout.calls[2] if n == G - SCREEN} <= {row for row, _ in one.rollout.calls[1]}
 
 
 def test_a_screen_without_log_probabilities_is_not_kept(run):
@@ -173,14 +179,14 @@ def test_dots_replays_half_of_a_batch_and_observes_only_what_is_new(run):
     one = of(run, DOTS)
     first = take_step(one, 1)
     complete(first)
-    assert first.trained == P and len(one.calls[0]) == P
+    assert first.trained == P and len(one.rollout.calls[0]) == P
     kept = list(one.buffer.groups)
     assert kept == [p.row for p, flat in zip(first.prompts, flat_groups(first.rewards), strict=True) if not flat]
     second = take_step(one, 2)
     complete(second)
     old = min(P // 2, len(kept))
     new, again = second.prompts[:P - old], second.prompts[P - old:]
-    assert [p.row for p in new] == second.outcomes.rows.tolist() == [row for row, _ in one.calls[1]]
+    assert [p.row for p in new] == second.outcomes.rows.tolist() == [row for row, _ in one.rollout.calls[1]]
     assert {p.row for p in again} <= set(kept) and len(again) <= old and second.trained == len(new) + len(again)
     assert [r.weight_version for r in second.responses] == [1] * G * len(new) + [0] * G * len(again)
     assert (first.staleness, second.staleness) == (0, 1)

@@ -1,15 +1,19 @@
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from fastsched.config import ConfigError, RolloutConfig
+from fastsched.engines.ranks import Ranks
 from fastsched.engines.rollout.weights import SyncError
-from fastsched.loop import batches
-from fastsched.loop.ahead import listed
+from fastsched.loop.ahead import AheadSource, LookAhead, group_of, response_to_json
+from fastsched.loop.batches import train_batch
+from fastsched.loop.buffers import make_buffer
 from fastsched.loop.guards import why_stopped
-from fastsched.loop.rollouts import Rollouts, _load_weights, _merge, gather_outcomes, group_of, restore_ahead
-from fastsched.types import EngineError, Outcomes, Prompt, Response, Selection
+from fastsched.loop.outcomes import gather_outcomes
+from fastsched.loop.rollouts import Rollouts, merge
+from fastsched.loop.sync import load_weights
+from fastsched.types import EngineError, Outcomes, Response, Selection
 
 
 def part(offset, rank, world, size=4, group=2):
@@ -24,7 +28,7 @@ def part(offset, rank, world, size=4, group=2):
 def test_every_chosen_group_is_trained_on_the_rank_that_rolled_it_out():
     chosen, trained = np.array([1, 3, 4, 5]), []
     for rank in range(2):
-        merged = _merge([part(0, rank, 2), part(4, rank, 2)], chosen, rank, 2)
+        merged = merge([part(0, rank, 2), part(4, rank, 2)], chosen, Ranks(rank, 2))
         assert merged.responses == merged.texts == [f"{row}.{k}" for row in merged.prompts for k in range(2)]
         np.testing.assert_array_equal(merged.rewards, np.array([[row, row + row % 2] for row in merged.prompts]).reshape(-1, 2))
         assert merged.outcomes.rows.tolist() == list(range(8)) and merged.probe == [4]
@@ -40,35 +44,60 @@ def test_g3_a_batch_sampled_ahead_is_found_again_whoever_held_it(ranks):
         assert group_of(held, i, 4) == [f"{i}.{k}" for k in range(4)]
 
 
+def with_rollout(source, cfg: RolloutConfig):
+    return replace(source, cfg=replace(source.cfg, rollout=cfg))
+
+
+def ahead(source, responses: int) -> AheadSource:
+    """`source` with rollouts one step ahead."""
+    one = with_rollout(source, RolloutConfig(responses=responses, engine="vllm_server", ahead=1))
+    return AheadSource(**vars(one), ahead=LookAhead(one.rollout.generate))
+
+
+def sampled_ahead(held: int) -> dict:
+    """The state of a checkpoint: two prompts, `held` responses."""
+    reply = response_to_json(Response(0, (5, 6), (7,), np.zeros(1, np.float32), "stop", 4))
+    return {"step": 6, "rows": [8, 9], "bins": [0, 1], "weights": [0.5, 0.5], "responses": [[reply] * held]}
+
+
 @pytest.mark.parametrize("group, held", [(2, 4), (4, 8)])
-def test_a_batch_sampled_ahead_of_another_group_size_is_refused(group, held):
-    """Two prompts, `held` responses in the checkpoint; the configuration now asks for 3 of each."""
-    cfg = SimpleNamespace(train=SimpleNamespace(seed=0), rollout=RolloutConfig(responses=3, engine="vllm_server", ahead=1))
-    prompt = lambda row: Prompt(row, (5, 6), "", "", 0)
-    taken = []
-    ahead = SimpleNamespace(put_back=lambda *batch: taken.append(batch))
-    run = SimpleNamespace(cfg=cfg, ahead=ahead, train_set=SimpleNamespace(prompt=prompt), log=SimpleNamespace(warn=taken.append),
-                          learner=SimpleNamespace(engine=SimpleNamespace(rank=0, world_size=1)))
-    reply = listed(Response(0, (5, 6), (7,), np.zeros(1, np.float32), "stop", 4))
-    state = {"step": 6, "rows": [8, 9], "bins": [0, 1], "weights": [0.5, 0.5], "responses": [[reply] * held]}
+def test_a_batch_sampled_ahead_of_another_group_size_is_refused(source, group, held):
+    """The configuration asks for 3 responses of each."""
+    state, other = sampled_ahead(held), ahead(source, 3)
     with pytest.raises(ConfigError, match=f"rollout.responses: 3, but .* for step 6 holds {held} .*resume with {group}"):
-        restore_ahead(run, state)
-    assert taken == []
-    cfg.rollout = RolloutConfig(responses=group, engine="vllm_server", ahead=1)
-    restore_ahead(run, state)
-    (step, drawn, responses), = taken
+        other.restore(state)
+    assert other.state() is None
+    same = ahead(source, group)
+    same.restore(state)
+    step, drawn, responses = same.ahead.pending()
     assert step == 6 and drawn.selection.rows.tolist() == [8, 9] and [r.row for r in responses] == [8] * group + [9] * group
+    assert same.state() == state
+
+
+def test_a_batch_sampled_ahead_is_dropped_and_told_where_nothing_is_ahead_any_more(source):
+    text = lambda: (source.log.run_dir / "log.txt").read_text()
+    source.restore(None)
+    assert "dropped" not in text()
+    source.restore(sampled_ahead(4))
+    assert "WARNING: rollout.ahead is off now: the batch sampled ahead for step 6 is dropped" in text()
+    assert source.state() is None
+
+
+@pytest.mark.parametrize("allowed, versions, expected", [(0, [4, 4], 0.0), (1, [4, 3], 1.0), (0, [4, 3], None), (1, [4, 2], None)])
+def test_staleness_is_bounded(source, allowed, versions, expected):
+    one = with_rollout(source, RolloutConfig(responses=2, engine="vllm_server", ahead=allowed))
+    responses = [Response(0, (1,), (2,), np.zeros(1, np.float32), "stop", version) for version in versions]
+    drawn = one.drawn(Selection(np.array([0]), np.array([0])), 5)
+    if expected is None:
+        with pytest.raises(SyncError, match=f"weight versions old, rollout.ahead allows {allowed}"):
+            one.scored(drawn, responses, 5)
+    else:
+        assert one.scored(drawn, responses, 5).staleness == expected
 
 
 def test_a_rank_may_be_left_without_groups():
-    merged = _merge([part(0, 0, 2), part(4, 0, 2)], np.array([1, 3]), 0, 2)
+    merged = merge([part(0, 0, 2), part(4, 0, 2)], np.array([1, 3]), Ranks(0, 2))
     assert merged.prompts == [] and merged.rewards.shape == (0, 2)
-
-
-def one_rank(rollout=None, named=()):
-    engine = SimpleNamespace(rank=0, world_size=1, all_gather=lambda value: [value], named_weights=lambda: iter(named))
-    cfg = SimpleNamespace(rollout=SimpleNamespace(responses=2))
-    return SimpleNamespace(learner=SimpleNamespace(engine=engine), rollout=rollout, cfg=cfg)
 
 
 def test_c3_c10_lengths_and_truncation_are_those_of_the_responses_as_sampled():
@@ -76,19 +105,27 @@ def test_c3_c10_lengths_and_truncation_are_those_of_the_responses_as_sampled():
     reply = lambda n, reason: Response(0, (1, 2), tuple(range(n)), np.zeros(n, np.float32), reason, 0)
     replies = [reply(1, "stop"), reply(8, "length"), reply(3, "stop"), reply(8, "stop")]
     selection = Selection(np.array([7, 3]), np.array([0, 1]))
-    mine, seen = gather_outcomes(one_rank(), selection, replies, np.array([np.nan, 0.0, 1.0, 1.0]))
+    mine, seen = gather_outcomes(Ranks(), selection, 2, replies, np.array([np.nan, 0.0, 1.0, 1.0]))
     assert np.array_equal(mine, [[np.nan, 0.0], [1.0, 1.0]], equal_nan=True)
     assert seen.lengths.tolist() == [[1, 8], [3, 8]] and seen.truncated.tolist() == [[False, True], [False, False]]
 
 
+@dataclass(frozen=True)
+class BesideAnother(Ranks):
+    """Rank 0 of two; the other one gathers `theirs`."""
+
+    theirs: tuple = ()
+
+    def all_gather(self, value):
+        return [value, self.theirs]
+
+
 def test_c3_c10_two_ranks_outcomes_come_in_the_order_of_the_selection():
     """The gather of two ranks: row i of the selection was rolled out by rank i % 2."""
-    run = one_rank()
-    other = (np.array([[3.0]]), np.array([[30]]), np.array([[True]]))
-    run.learner.engine.all_gather = lambda mine: [mine, other]
-    run.learner.engine.world_size, run.cfg.rollout.responses = 2, 1
+    ranks = BesideAnother(world_size=2, theirs=(np.array([[3.0]]), np.array([[30]]), np.array([[True]])))
     selection = Selection(np.array([5, 9]), np.array([0, 0]))
-    _, seen = gather_outcomes(run, selection, [Response(5, (1,), (2, 3), np.zeros(2, np.float32), "stop", 0)], np.array([1.0]))
+    response = Response(5, (1,), (2, 3), np.zeros(2, np.float32), "stop", 0)
+    _, seen = gather_outcomes(ranks, selection, 1, [response], np.array([1.0]))
     assert (seen.rewards.tolist(), seen.lengths.tolist(), seen.truncated.tolist()) == ([[1.0], [3.0]], [[2], [30]], [[False], [True]])
 
 
@@ -107,15 +144,14 @@ class BreaksAfter:
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), ValueError("bad shape"), AssertionError("size"), KeyError("q_proj"),
                                    TypeError("no tensor"), MemoryError()])
 def test_h4_a_sampler_that_fails_in_a_sync_is_named_with_the_parameter(error):
-    run = one_rank(BreaksAfter(2, error), [("embed", 1), ("layers.0.q_proj", 2), ("norm", 3)])
-    name = type(error).__name__
+    sampler, name = BreaksAfter(2, error), type(error).__name__
     with pytest.raises(SyncError, match=rf"weight sync, version 4: the sampler failed at layers.0.q_proj \({name}.*--resume"):
-        _load_weights(run, 4)
+        load_weights(sampler, iter([("embed", 1), ("layers.0.q_proj", 2), ("norm", 3)]), 4)
 
 
 def test_h4_what_already_says_so_is_passed_on():
     with pytest.raises(SyncError, match="^unknown parameter$"):
-        _load_weights(one_rank(BreaksAfter(1, SyncError("unknown parameter")), [("embed", 1)]), 4)
+        load_weights(BreaksAfter(1, SyncError("unknown parameter")), iter([("embed", 1)]), 4)
 
 
 def test_a_lost_rank_is_told_from_an_error_of_our_own(monkeypatch):
@@ -135,11 +171,23 @@ def test_a_lost_rank_is_told_from_an_error_of_our_own(monkeypatch):
         why_stopped(gloo)
 
 
+class Drowsy:
+    """An engine that can sleep, as vLLM's can; its calls in order."""
+
+    def __init__(self, engine):
+        self.engine, self.calls = engine, []
+
+    def generate(self, *arguments):
+        self.calls.append("generate")
+        return self.engine.generate(*arguments)
+
+    def sleep(self):
+        self.calls.append("sleep")
+
+
 @pytest.mark.parametrize("sleep", [True, False])
-def test_the_sampler_sleeps_after_the_last_sample_only_where_asked(monkeypatch, sleep):
-    calls = []
-    monkeypatch.setattr(batches, "roll_out", lambda run, step, wanted: calls.append(step))
-    scheduler, train = SimpleNamespace(kind="uniform"), SimpleNamespace(prompts_per_step=4)
-    cfg = SimpleNamespace(rollout=SimpleNamespace(sleep=sleep), scheduler=scheduler, train=train)
-    batches.train_batch(SimpleNamespace(cfg=cfg, rollout=SimpleNamespace(sleep=lambda: calls.append("sleep"))), 3)
-    assert calls == [3, "sleep"][: 1 + sleep]
+def test_the_sampler_sleeps_after_the_last_sample_only_where_asked(source, sleep):
+    cfg, rollout = replace(source.cfg.rollout, engine="vllm", sleep=sleep), Drowsy(source.rollout)
+    buffer = make_buffer(source.cfg.scheduler, 4, 2)
+    rolled = train_batch(replace(with_rollout(source, cfg), rollout=rollout), buffer, 1)
+    assert rolled.rewards.shape == (4, 2) and rollout.calls == ["generate", "sleep"][: 1 + sleep]

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from synthetic_run import BINS, metrics_row, quiet, sample
 
 from fastsched.config import ConfigError, LogConfig
-from fastsched.record.log import COLUMNS, LOSS_NOTE, OPTIONAL_COLUMNS, RunLog, columns, write_config, write_environment
-from fastsched.record.tables import csv_line, json_line
+from fastsched.record.environment import write_config, write_environment
+from fastsched.record.log import LOSS_NOTE, RunLog
+from fastsched.record.tables import COLUMNS, OPTIONAL_COLUMNS, columns, csv_line, json_line
 
 QUIET = LogConfig(tensorboard=False)
 DESIGN_COLUMNS = (

@@ -6,7 +6,8 @@ import pytest
 from synthetic_run import BINS, metrics_row, quiet, write_run
 
 from fastsched.config import ConfigError, LogConfig
-from fastsched.record.log import COLUMNS, RunLog
+from fastsched.record.log import RunLog
+from fastsched.record.tables import COLUMNS
 from fastsched.report.page import write_report
 from fastsched.report.runs import arms_of, in_window_share, load_run, mean_accuracy
 

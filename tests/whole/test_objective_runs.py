@@ -4,18 +4,16 @@ import json
 import shutil
 
 import pytest
+import whole_run
 from whole_run import rows, small
 
 from fastsched.config.arguments import parse_config, preset_path
 from fastsched.engines.models.tiny import random_tiny
 
-REWARD = "def score(response, **_):\n    return sum(map(ord, response)) % 7 / 7\n"
-
 
 @pytest.fixture
 def graded(tmp_path):
-    (tmp_path / "graded.py").write_text(REWARD)
-    return {"PYTHONPATH": str(tmp_path)}
+    return whole_run.graded(tmp_path)
 
 
 def lines(run_dir, name):

@@ -2,13 +2,13 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
 from whole_run import rows, small
 
-from fastsched.config import Config, TrainConfig
+from fastsched.config import Config, RewardConfig, TrainConfig
 from fastsched.config.arguments import parse_config
+from fastsched.engines.ranks import Ranks
 from fastsched.loop.guards import UNSCORED_STEPS, Stop
 
 
@@ -16,12 +16,8 @@ from fastsched.loop.guards import UNSCORED_STEPS, Stop
     (UNSCORED_STEPS - 1, 9, 0, ""), (UNSCORED_STEPS, 9, 3, "no reward: in 3 steps in a row .*my:score; raised: response 0 of 4: KeyError"),
     (UNSCORED_STEPS - 1, 10, 3, "no signal: in 10 steps")])
 def test_what_the_guard_counts(unscored, flat, code, words):
-    engine = SimpleNamespace(all_reduce=lambda values, op: values)
-    cfg = SimpleNamespace(train=TrainConfig(no_signal_limit=10), reward=SimpleNamespace(kind="my:score"))
-    rewards = SimpleNamespace(failure="raised: response 0 of 4: KeyError")
-    run = SimpleNamespace(learner=SimpleNamespace(engine=engine), cfg=cfg, rewards=rewards)
-    stopped = Stop()
-    stopped.check(run, flat, unscored)
+    stopped = Stop(Config(train=TrainConfig(no_signal_limit=10), reward=RewardConfig(kind="my:score")), Ranks())
+    stopped.check(flat, unscored, "raised: response 0 of 4: KeyError")
     assert stopped.code == code and re.match(words, stopped.reason) and bool(stopped.reason) == bool(code)
 
 

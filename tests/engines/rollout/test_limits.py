@@ -92,7 +92,7 @@ def test_a_run_whose_sampler_is_too_slow_stops_with_code_3_and_goes_on_later(fas
                "transformers", "--data.size", "200", "--train.prompts_per_step", "4", "--train.eval_at_ends", "false", "--train.steps", "2",
                "--train.checkpoint_every", "1", "--log.plots", "false"]
     assert fastsched(*options, "--train.no_signal_limit", "9").returncode == 0
-    slow = fastsched(*options, "--train.steps", "3", "--rollout.timeout_s", "0.001", "--resume")
+    slow = fastsched(*options, "--train.steps", "3", "--rollout.timeout_s", "0.001", "--resume", process=True)  # it ends its process
     assert slow.returncode == 3, slow.stdout[-2000:] + slow.stderr[-2000:]
     assert "WARNING: sampler: " in slow.stdout and "took longer than 0.001 s (rollout.timeout_s); the checkpoints are" in slow.stdout
     done = fastsched(*options, "--train.steps", "3", "--train.no_signal_limit", "9", "--resume")

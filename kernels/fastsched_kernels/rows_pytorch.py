@@ -1,47 +1,23 @@
-"""What is done to rows of logits: statistics in, gradient out, in PyTorch. The compiled implementations have the same
-two functions.
+"""Rows of logits in PyTorch: statistics, gradient, and the policy loss of a row. rows_cpp and rows_triton have the same three functions.
 
 R rows, V vocabulary. z = softcap * tanh(x / softcap) / temperature, p = softmax(z), q = softmax(r). All sums are
 centred on the row's maximum, so that a common offset of the logits costs no precision.
 """
 
-from typing import NamedTuple, Optional
-
 import torch
 from torch import Tensor
 
 from fastsched_kernels.reference import Number, Objective, scaled, token_loss
-from fastsched_kernels.table import PolicyRows
-
-
-class RowState(NamedTuple):
-    """Statistics [R] (fp32; fp64 for fp64 logits) and what the gradient needs of them."""
-
-    logp: Tensor
-    entropy: Tensor
-    kl: Tensor  # KL(p || q), NaN without reference logits
-    top: Tensor  # max z; 0 for a row of nothing but -inf
-    log_sum: Tensor  # log sum exp(z - top); -inf for such a row
-    mean: Tensor  # E_p[z - top]
-    gap: Tensor  # E_p[(z - top) - (r - ref_top)]
-    ref_top: Tensor
-
-
-class Coefficients(NamedTuple):
-    """dloss/dlogp, dloss/dentropy, dloss/dkl of each row [R]."""
-
-    logp: Tensor
-    entropy: Tensor
-    kl: Tensor
+from fastsched_kernels.table import Coefficients, PolicyRows, RowState, derivatives
 
 
 def row_stats(
     logits: Tensor,
     target: Tensor,
-    ref_logits: Optional[Tensor],
+    ref_logits: Tensor | None,
     temperature: Number,
-    softcap: Optional[float],
-    target_logit: Optional[Tensor] = None,
+    softcap: float | None,
+    target_logit: Tensor | None = None,
 ) -> RowState:
     """logits [R, V], target [R], ref_logits [R, V] or None; target_logit [R]: the target's logit in higher
     precision than `logits`.
@@ -74,11 +50,11 @@ def row_stats(
 def row_dlogits_(
     logits: Tensor,
     target: Tensor,
-    ref_logits: Optional[Tensor],
+    ref_logits: Tensor | None,
     state: RowState,
     c: Coefficients,
     temperature: Number,
-    softcap: Optional[float],
+    softcap: float | None,
 ) -> Tensor:
     """Overwrite `logits` with dloss/dlogits; `ref_logits` is left as it is.
 
@@ -105,11 +81,11 @@ def row_dlogits_(
 def policy_rows_(
     logits: Tensor,
     target: Tensor,
-    ref_logits: Optional[Tensor],
+    ref_logits: Tensor | None,
     objective: Objective,
     temperature: Number,
-    softcap: Optional[float],
-    target_logit: Optional[Tensor],
+    softcap: float | None,
+    target_logit: Tensor | None,
     backward: bool,
 ) -> PolicyRows:
     """Statistics, loss and, with `backward`, the gradient in place of the logits; `ref_logits` are for exact KL
@@ -124,14 +100,6 @@ def policy_rows_(
         row_dlogits_(logits, target, ref_logits, state, c, temperature, softcap)
     size = sum(x.abs() for x in c)
     return PolicyRows(out.loss.detach(), state.logp, state.entropy, out.kl, out.ratio, out.clipped, size)
-
-
-def derivatives(loss: Tensor, leaves: list[Tensor]) -> Coefficients:
-    """Of a loss [R] whose rows depend on their own logp, entropy and kl only."""
-    if not loss.requires_grad:
-        return Coefficients(*(torch.zeros_like(v) for v in leaves))
-    grads = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
-    return Coefficients(*(torch.zeros_like(v) if g is None else g for g, v in zip(grads, leaves, strict=True)))
 
 
 def _safe_top(z: Tensor) -> Tensor:
