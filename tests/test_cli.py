@@ -78,7 +78,8 @@ def test_combinations_that_cannot_work_are_refused():
                            (["--rollout.engine", "vllm_server", "--rollout.tensor_parallel", "2"], "rollout.tensor_parallel"),
                            (["--rollout.engine", "transformers", "--rollout.sleep", "true"], "rollout.sleep"),
                            (["--rollout.engine", "vllm_server", "--rollout.timeout_s", "0"], "time limits"),
-                           (["--model.attention", "flash_attention_2"], "learner.share_prompts")):
+                           (["--model.attention", "flash_attention_2"], "model.attention: flash_attention_2 computes in bf16 only"),
+                           (["--model.attention", "flash_attention_2", "--model.dtype", "bfloat16"], "learner.share_prompts")):
         with pytest.raises(ConfigError, match=key):
             parse_config(arguments)
 

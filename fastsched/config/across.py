@@ -15,6 +15,8 @@ CHECKS: tuple[Check, ...] = (
                "(train.prompts_per_step); each needs one at least"),
     (lambda c: c.learner.zero_stage > 0 or c.model.dtype == "float32",
      lambda c: "learner.zero_stage: stage 0 keeps no fp32 master weights; with model.dtype=bfloat16 use stage 1 or more"),
+    (lambda c: c.model.dtype == "bfloat16" or c.model.attention != "flash_attention_2",
+     lambda c: "model.attention: flash_attention_2 computes in bf16 only; set model.dtype to bfloat16, or model.attention to sdpa"),
     (lambda c: not c.learner.share_prompts or c.model.attention != "flash_attention_2",
      lambda c: "learner.share_prompts: needs a block mask, which flash_attention_2 does not take; set it to false, or model.attention "
                "to sdpa or flex_attention"),
