@@ -252,6 +252,7 @@ def test_warm_start_accuracy_and_rows_name_the_cache_folder():
     assert len(recipes) == 4
 
 
+@pytest.mark.slow
 def test_warm_start_gives_the_same_weights_on_any_number_of_threads(warm, tmp_path):
     threads = torch.get_num_threads()
     torch.set_num_threads(2 if threads == 1 else 1)
