@@ -95,7 +95,7 @@ def _memory(cfg: Config, folder: Path | None, world: int) -> list[str]:
     chunk = min(cfg.learner.chunk_rows or 4096, tokens)
     rollout_width = 2 if (cfg.rollout.dtype or cfg.model.dtype) == "bfloat16" else 4
     parts = {
-        "working weights": n * width / share(3), "gradients": n * width / share(2), "master weights and Adam": n * 12 / share(1),
+        "working weights": n * width / share(3), "gradients": n * 4 / share(2), "master weights and Adam": n * 12 / share(1),
         "averaged policy": n * 4 / share(1) + (n * width if cfg.learner.kl != "none" else 0),
         **({"teacher, if of this size": n * width} if cfg.learner.teacher else {}),
         **({"gradient sums by bin": n * 4} if cfg.log.snr_bins else {}),
