@@ -12,7 +12,7 @@ compare: install
 	$(PY) -m bench.learning.compare --preset tiny-cpu --seeds $(SEEDS)
 
 test: install
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" -n 2 --dist loadfile
 
 slow: install
 	$(PY) -m pytest -m slow

@@ -68,6 +68,6 @@ def extension():
 setup(
     packages=find_packages(include=["fastsched", "fastsched.*"]) + ["fastsched_kernels"],
     package_dir={"fastsched_kernels": "kernels/fastsched_kernels"},  # no kernels/__init__.py: that name is the hub client's
-    package_data={"fastsched": ["presets/*.yaml"]},
+    package_data={"fastsched": ["presets/*.yaml", "engines/models/policies/*"]},
     **extension(),
 )

@@ -52,12 +52,6 @@ def test_unknown_command_is_usage(capsys):
     assert main(["--help"]) == 0
 
 
-def test_help_explains_every_key(capsys):
-    assert main(["train", "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "--scheduler.window" in text and "Band in which mean success is held." in text
-
-
 @pytest.mark.parametrize("name", preset_names())
 def test_presets_parse_and_round_trip_through_yaml(tmp_path, name):
     cfg = parse_config(["--config", str(preset_path(name))])
@@ -84,7 +78,8 @@ def test_combinations_that_cannot_work_are_refused():
                            (["--rollout.engine", "vllm_server", "--rollout.tensor_parallel", "2"], "rollout.tensor_parallel"),
                            (["--rollout.engine", "transformers", "--rollout.sleep", "true"], "rollout.sleep"),
                            (["--rollout.engine", "vllm_server", "--rollout.timeout_s", "0"], "time limits"),
-                           (["--model.attention", "flash_attention_2"], "learner.share_prompts")):
+                           (["--model.attention", "flash_attention_2"], "model.attention: flash_attention_2 computes in bf16 only"),
+                           (["--model.attention", "flash_attention_2", "--model.dtype", "bfloat16"], "learner.share_prompts")):
         with pytest.raises(ConfigError, match=key):
             parse_config(arguments)
 

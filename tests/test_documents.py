@@ -8,13 +8,21 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 import yaml
 from command_line import ROOT
 from documents_check import check_command, commands, keys, links, missing_key, missing_link, missing_path, pages, python_blocks, yaml_blocks
 
 from bench.documents import metrics_page, with_results
+from fastsched import groups
+from fastsched.config import SchedulerConfig
+from fastsched.config import samplers as declared
 from fastsched.config.arguments import parse_config
+from fastsched.control.samplers import prompts, table
+from fastsched.control.window import unknown_success
+from fastsched.learn.losses import LOSSES
+from fastsched.types import Outcomes
 
 PAGES = pages()
 COMMANDS = sorted({command for page in PAGES for command in commands(page.read_text())})
@@ -110,6 +118,31 @@ def test_code_blocks_run_and_settings_parse(page, tmp_path):
 def test_a_fence_names_its_language(page):
     opened = re.findall(r"^```(\w*)$", page.read_text(), re.MULTILINE)[::2]
     assert set(opened) <= {"bash", "python", "yaml", "text", "diff"}
+
+
+def test_the_sampler_that_contributing_adds_is_one(monkeypatch):
+    """It draws distinct rows, half of them unsolved before, and resumes bit for bit."""
+    new_file, *lines = re.search(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1].split("+++ fastsched/")[1:]
+    names = {**vars(prompts), "successes_by_row": groups.successes_by_row, "Traits": declared.Traits}
+    exec("\n".join(line.removeprefix("+") for line in new_file.splitlines()[1:]), names)
+    for module, line in zip((table.CLASSES, declared.SAMPLERS), lines, strict=True):
+        for name, value in eval("{" + line.splitlines()[1].removeprefix("+") + "}", names).items():
+            monkeypatch.setitem(module, name, value)
+    one, other = (table.make_sampler(SchedulerConfig(kind="unsolved"), np.zeros(40, np.uint16), np.array([40]), 8, 0) for _ in range(2))
+    success, first = unknown_success(1, 0.5), one.draw(8, unknown_success(1, 0.5))
+    rewards = np.repeat(np.arange(8)[:, None] < 4, 2, axis=1).astype(float)
+    one.observe(Outcomes(first.rows, first.bins, rewards, np.ones((8, 2), int), np.zeros((8, 2), bool)), success)
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    second = one.draw(8, success).rows
+    assert len(set(second.tolist())) == 8 and set(first.rows[4:]) <= set(second.tolist())
+    assert second.tolist() == other.draw(8, success).rows.tolist()
+
+
+def test_the_losses_of_the_page_are_those_of_the_table():
+    page = (ROOT / "docs/objectives.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`.*\| ([^|]+) \|$", page[page.index("## Losses"):page.index("### Distillation")], re.MULTILINE)
+    clips = {name: tuple(float(x) for x in re.findall(r"\d[\d.e-]*", clip)) or None for name, clip in rows}
+    assert clips == {name: loss.clip for name, loss in LOSSES.items()}
 
 
 def test_generated_parts_are_fresh():

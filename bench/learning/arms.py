@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastsched.config import DONE, GUARD, INTERRUPTED, Config, ConfigError
-from fastsched.config.arguments import changed_keys, parse_config, preset_path
+from fastsched.config.arguments import changed_keys, parse_config, preset_path, run_config
 from fastsched.record.checkpoint import checkpoints, step_of
 from fastsched.record.tables import complete_lines
 from fastsched.report.runs import last, load_run
@@ -75,7 +75,7 @@ def check_settings(folder: Path, wanted: Config) -> None:
     """A folder that a run of other settings left behind must not be taken for the arm's."""
     if not (folder / "config.yaml").exists():
         return
-    changes = changed_keys(parse_config(["--config", str(folder / "config.yaml")]), wanted)
+    changes = changed_keys(run_config(folder), wanted)
     if changes:
         raise ConfigError(f"{folder} holds a run of other settings: {'; '.join(changes)}. Delete it, or use another --runs")
 

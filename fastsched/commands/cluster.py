@@ -16,7 +16,7 @@ INTERVAL = 30.0  # seconds between lines where there is no terminal
 HELP = """usage: fastsched cluster [--preset NAME | --config FILE.yaml] [--section.key VALUE ...]
 
 Embedding, difficulty and cluster of every training row, by the base policy of the configuration (model.name).
-The keys are those of `fastsched train --help`; its own are features.*. A killed run goes on where it stopped."""
+The keys are those of `fastsched train --help all`; its own are features.*. A killed run goes on where it stopped."""
 
 
 def run(arguments: list[str]) -> int:

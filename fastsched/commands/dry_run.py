@@ -50,10 +50,11 @@ def _batch(cfg: Config, world: int) -> list[str]:
 def _sampled(cfg: Config) -> str:
     """Where more responses are sampled than trained."""
     prompts, group, refills, speed = cfg.train.prompts_per_step, cfg.rollout.responses, cfg.scheduler.refills, cfg.scheduler.speed
-    if cfg.scheduler.kind == "speed":
+    batch = cfg.scheduler.traits.batch
+    if batch == "screened":
         most = prompts * (group - speed.screen) + speed.candidates * prompts * speed.screen
         return f" trained; screening samples up to {most} in one generation"
-    if cfg.scheduler.kind == "dots":
+    if batch == "replayed":
         fresh = prompts - int(cfg.scheduler.dots.replay * prompts)
         return f" trained; {fresh * group} of a step are sampled once the replay buffer gives the rest (scheduler.dots.replay)"
     return f" trained; with scheduler.refills up to {(1 + refills) * prompts * group} are sampled a step" if refills else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastsched.commands.run_folder import checkpoint_for, export_checkpoint
 from fastsched.config import DONE, RolloutConfig
-from fastsched.config.arguments import parse_config
+from fastsched.config.arguments import run_config
 from fastsched.record.checkpoint import step_of
 from fastsched.record.log import RunLog
 
@@ -30,7 +30,7 @@ def in_one_process(cfg: RolloutConfig) -> RolloutConfig:
 def evaluate_run(run_dir: Path, *, average: bool, best: bool = False) -> None:
     """Greedy held-out accuracy of the last (`best`: the best) checkpoint, printed by bin; nothing in the run folder changes."""
     checkpoint = checkpoint_for(run_dir, "eval", best=best)
-    cfg = parse_config(["--config", str(run_dir / "config.yaml")])
+    cfg = run_config(run_dir)
     with tempfile.TemporaryDirectory() as folder:
         model = export_checkpoint(run_dir, checkpoint, Path(folder) / "model", average=average)
         cfg = replace(cfg, model=replace(cfg.model, name=str(model)), log=replace(cfg.log, tensorboard=False, wandb=False),

@@ -11,7 +11,7 @@ from pathlib import Path
 from fastsched.commands.evaluate import in_one_process
 from fastsched.commands.run_folder import checkpoint_for, export_checkpoint, require_empty
 from fastsched.config import Config
-from fastsched.config.arguments import parse_config
+from fastsched.config.arguments import run_config
 from fastsched.engines.models.quantize import quantize_nf4
 from fastsched.loop.assemble import assemble_evaluation, sampler_of
 from fastsched.record.checkpoint import step_of
@@ -32,7 +32,7 @@ def export_quantized(run_dir: Path, out: Path, *, average: bool, best: bool = Fa
     step = step_of(checkpoint)
     with tempfile.TemporaryDirectory() as folder:
         plain = export_checkpoint(run_dir, checkpoint, Path(folder) / "plain", average=average)
-        cfg = parse_config(["--config", str(run_dir / "config.yaml")])
+        cfg = run_config(run_dir)
         size = quantize_nf4(plain, out, cfg.model.dtype)
         for file in plain.iterdir():
             if not (out / file.name).exists() and not file.name.endswith(".safetensors"):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from fastsched.config import ConfigError
-from fastsched.config.arguments import parse_config
+from fastsched.config.arguments import run_config
 from fastsched.record.checkpoint import best_checkpoint, damage, newest_intact
 
 
@@ -51,7 +51,7 @@ def export_checkpoint(run_dir: Path, checkpoint: Path, out: Path, *, average: bo
     """
     from fastsched.loop.prepare import prepare_model
 
-    cfg = parse_config(["--config", str(run_dir / "config.yaml")])
+    cfg = run_config(run_dir)
     model_path = prepare_model(cfg)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastsched.commands.run_folder import checkpoint_for, export_checkpoint
 from fastsched.config import DONE, Config, ConfigError
-from fastsched.config.arguments import parse_config
+from fastsched.config.arguments import run_config
 from fastsched.record.checkpoint import step_of
 from fastsched.record.tables import replace_text
 
@@ -52,7 +52,7 @@ def serve_bench(run_dir: Path, *, batch: int, requests: int, max_new_tokens: int
 
     with tempfile.TemporaryDirectory() as folder:
         model = export_checkpoint(run_dir, checkpoint, Path(folder) / "model", average=average)
-        cfg = parse_config(["--config", str(run_dir / "config.yaml")])
+        cfg = run_config(run_dir)
         load = Load(batch, requests, max_new_tokens or cfg.rollout.max_new_tokens, cfg.rollout.temperature,
                     stop_token_ids(model, cfg.model.trust_remote_code))
         prompts = _held_out(cfg, model)

@@ -23,8 +23,9 @@ def source_file(own: argparse.Namespace) -> str | None:
     return str(preset_path(own.preset)) if own.preset else own.config
 
 
-def config_of(source: str | None, overrides: list[str]) -> Config:
-    return parse_config((["--config", source] if source else []) + overrides)
+def config_of(source: str | None, overrides: list[str], *, resumed: bool = False) -> Config:
+    """`resumed`: keys that were removed since and change nothing are left out; the log of the run names those of its own file."""
+    return parse_config((["--config", source] if source else []) + overrides, warn=(lambda line: None) if resumed else None)
 
 
 def show(text: str) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from fastsched.commands.source import config_of, show, source_file, source_parser
 from fastsched.config import DONE, GUARD, INTERRUPTED, Config, ConfigError, FeaturesMissing
-from fastsched.config.arguments import changed_keys, config_parser, parse_config
+from fastsched.config.arguments import changed_keys, config_parser, run_config
+from fastsched.config.help import short_help
 from fastsched.record.log import RunLog
 from fastsched.record.tables import complete_lines
 from fastsched.types import SAMPLER_ERRORS, EngineError
@@ -22,14 +23,14 @@ REPORT_ERRORS = SAMPLER_ERRORS  # pandas and matplotlib raise as widely
 
 def run(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
-        show(config_parser().format_help())
+        show(config_parser().format_help() if "all" in arguments else short_help())
         return DONE
     own, overrides = _parser().parse_known_args(arguments)
     source = source_file(own)
     run_dir = Path(own.run_dir or f"runs/{own.preset or Path(own.config or 'train').stem}")
     if own.resume and not source:
         source = str(run_dir / "config.yaml")
-    cfg = config_of(source, overrides)
+    cfg = config_of(source, overrides, resumed=own.resume)
     if own.dry_run:
         from fastsched.commands.dry_run import dry_run
 
@@ -123,5 +124,5 @@ def _note_what_resumes(log: RunLog, cfg: Config, run_dir: Path, checkpoint: Path
         log.warn(f"--resume: no complete checkpoint below {run_dir / 'checkpoints'}; starting again from step 1")
     for partial in (run_dir / "checkpoints").glob(".partial-*"):
         log.warn(f"{partial.name} was never completed and is ignored")
-    for change in changed_keys(parse_config(["--config", str(run_dir / "config.yaml")]), cfg):
+    for change in changed_keys(run_config(run_dir, warn=lambda line: log.warn(f"--resume: {line}")), cfg):
         log.warn(f"--resume: {change}")

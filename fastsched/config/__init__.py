@@ -22,23 +22,23 @@ from fastsched.config.run import (
     RewardConfig,
     TrainConfig,
 )
-from fastsched.config.samplers import DotsConfig, LearnedConfig, ReplayConfig, SpeedConfig, VcrlConfig
-from fastsched.config.scheduler import (
-    AdaRFTConfig,
+from fastsched.config.samplers import (
+    SAMPLERS,
     AdsConfig,
-    CoefficientConfig,
-    GresoConfig,
-    KlGateConfig,
+    DotsConfig,
+    LearnedConfig,
     MoppsConfig,
-    SchedulerConfig,
+    ReplayConfig,
     SecConfig,
-    TemporalConfig,
+    SpeedConfig,
+    VcrlConfig,
 )
+from fastsched.config.scheduler import CoefficientConfig, KlGateConfig, SchedulerConfig, TemporalConfig
 
 __all__ = [
-    "BAD_INPUT", "DONE", "GUARD", "INTERRUPTED", "LOWEST_TEMPERATURE",
-    "AdaRFTConfig", "AdsConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "DotsConfig", "FeaturesConfig",
-    "FeaturesMissing", "GresoConfig", "KlGateConfig", "LearnedConfig", "LearnerConfig", "LogConfig", "ModelConfig", "ModelShape",
-    "MoppsConfig", "ReplayConfig", "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "SpeedConfig", "TemporalConfig",
-    "TrainConfig", "VcrlConfig", "default_cache_dir", "require",
+    "BAD_INPUT", "DONE", "GUARD", "INTERRUPTED", "LOWEST_TEMPERATURE", "SAMPLERS",
+    "AdsConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "DotsConfig", "FeaturesConfig", "FeaturesMissing",
+    "KlGateConfig", "LearnedConfig", "LearnerConfig", "LogConfig", "ModelConfig", "ModelShape", "MoppsConfig", "ReplayConfig",
+    "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "SpeedConfig", "TemporalConfig", "TrainConfig", "VcrlConfig",
+    "default_cache_dir", "require",
 ]

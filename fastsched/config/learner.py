@@ -1,7 +1,7 @@
 """The learner's part of the configuration: loss, reference, optimizer, packing."""
 
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal
 
 from fastsched.config.checks import require
 
@@ -16,7 +16,7 @@ class LearnerConfig:
     Both average over tokens as DAPO does."""
     rpg: Literal["fkl", "ufkl", "rkl", "urkl"] = "urkl"
     """KL-regularised policy gradient (RPG, arXiv 2505.17508): forward or reverse KL to the reference, normalised or unnormalised (u)."""
-    teacher: Optional[str] = None
+    teacher: str | None = None
     """Hub name or folder of a model with the policy's tokenizer; it takes the place of the averaged policy as reference network."""
     distill: float = 0.0
     """lam in the advantage A_t - lam (log pi - log pi_teacher) of any loss; OPD has 1 and no A_t."""
@@ -32,7 +32,7 @@ class LearnerConfig:
     """Last share of train.steps over which the learning rate falls linearly towards 0; what gradient noise moved then averages out."""
     clip: tuple[float, float] = (0.2, 0.28)
     """Lower and upper clip of the ratio: [1 - lower, 1 + upper]."""
-    dual_clip: Optional[float] = None
+    dual_clip: float | None = None
     kl: Literal["none", "k1", "k2", "k3", "exact"] = "exact"
     """KL to the averaged policy: estimator on the sampled token, or exact over the vocabulary; `none` skips the reference pass."""
     micro_batch_tokens: int = 4096
@@ -41,7 +41,7 @@ class LearnerConfig:
     """Pack the G responses of a prompt behind one copy of it (block mask); equal loss and gradients, fewer tokens."""
     balance: bool = True
     """Ranks exchange groups before packing, so that each trains about as many tokens; equal gradients up to rounding."""
-    skip_flat_groups: Optional[bool] = None
+    skip_flat_groups: bool | None = None
     """Groups whose rewards are all equal leave the learner and stay in the denominators. By default where that is exact: no teacher, and
     entropy and KL coefficients that stay 0. With `true` both terms act on the other groups only. Entropy and KL are then measured
     over the other groups."""
@@ -50,9 +50,9 @@ class LearnerConfig:
     scheduler has seen them (ADS, arXiv 2606.22305); solved groups stay."""
     updates_per_batch: int = 1
     """Optimizer steps on one rollout batch; more than one needs an old-log-probability pass."""
-    head: Optional[Literal["triton", "cpp", "pytorch"]] = None
+    head: Literal["triton", "cpp", "pytorch"] | None = None
     """Implementation of the fused head; by default the fastest that this device can run, and the log names it."""
-    chunk_rows: Optional[int] = None
+    chunk_rows: int | None = None
     """Rows of logits formed at a time in the head; by default 4096 on a GPU, 128 MiB of logits on a CPU."""
     filter_eps: float = 0.0
     """Vocabulary columns in which no token of a chunk has a gradient above this share of the token's coefficients leave the head's two

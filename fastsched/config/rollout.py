@@ -1,7 +1,7 @@
 """The sampler's part of the configuration: engine, servers, sampling, correction of what sampler and learner disagree on."""
 
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal
 
 from fastsched.config.checks import require
 
@@ -22,7 +22,7 @@ class RolloutConfig:
     ranks wait a minute longer for one that is late, and half an hour at least."""
     start_timeout_s: float = 300.0
     """`vllm_server`: limit for a server's start."""
-    transfer_dir: Optional[str] = None
+    transfer_dir: str | None = None
     """`vllm_server`: folder through which weights pass; servers must see it. By default shared memory, else the temporary folder."""
     tensor_parallel: int = 1
     """`vllm`: so many neighbouring ranks share one engine (tensor parallel) and sample the prompts of all of them together."""
@@ -37,7 +37,7 @@ class RolloutConfig:
     top_p: float = 1.0
     top_k: int = -1
     """-1 is off."""
-    dtype: Optional[Literal["float32", "bfloat16"]] = None
+    dtype: Literal["float32", "bfloat16"] | None = None
     """Sampler dtype; the model's by default."""
     kv_cache_gb: float = 1.0
     gpu_memory_utilization: float = 0.45
@@ -47,15 +47,15 @@ class RolloutConfig:
     importance sampling by token or response, IcePop (arXiv 2510.18855), or keeping the responses whose geometric mean of rho lies
     within the bounds. For stale responses rho also holds the change of the weights since they were sampled,
     and the clipped ratio stays that to the learner's own; without a correction that ratio is taken against the sampler."""
-    correction_cap: Optional[float] = None
+    correction_cap: float | None = None
     """Upper bound of the ratio; by default 2 (token_tis, sequence_tis, token_mis), 3 (sequence_mis), 5 (icepop), 1.001 (geometric)."""
-    correction_floor: Optional[float] = None
+    correction_floor: float | None = None
     """Lower bound of token_mis (0.5), icepop (0.5) and geometric (0.999)."""
     correction_veto: float = 0.0
     """A response with a token of rho below this gets weight 0; published 1e-4, 0 is off."""
     correction_divide: bool = False
     """Divide the weights by their mean over the batch; needs one more pass over the batch."""
-    sync_tolerance: Optional[float] = None
+    sync_tolerance: float | None = None
     """Largest mean |logp(sampler) - logp(learner)| on the re-scored prompt; by default 1e-4 in fp32, 0.25 in bf16."""
 
     def __post_init__(self):

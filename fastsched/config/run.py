@@ -5,8 +5,9 @@ The string below a field is its help text.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Optional
+from typing import Literal
 
+from fastsched.config.across import check_across
 from fastsched.config.checks import require
 from fastsched.config.features import FeaturesConfig
 from fastsched.config.learner import LearnerConfig
@@ -42,7 +43,7 @@ class ModelConfig:
     """Run Python code that comes with the model; learner, sampler and tokenizer all do, or none does."""
     warm_start_accuracy: float = 0.75
     """`builtin:tiny` only: supervised warm start ends when sampled one-digit accuracy reaches this."""
-    shape: Optional[ModelShape] = None
+    shape: ModelShape | None = None
     """Only for `--dry-run` without a hub; the model's own config.json is used where it can be read."""
 
 
@@ -57,19 +58,19 @@ class DataConfig:
     chain_steps: tuple[int, ...] = (5, 6, 8, 9)
     """`chain`: one difficulty bin for each number of operations, 2 to 20."""
     operators: str = "+-"
-    operator_weights: Optional[tuple[float, ...]] = None
+    operator_weights: tuple[float, ...] | None = None
     """`arithmetic`, `chain`: how often each of the operators occurs, relative to the others; equally often by default."""
     negative: bool = True
     """`arithmetic`: differences may be negative; otherwise the larger number comes first. `chain`: totals may be negative."""
-    source: Optional[str] = None
+    source: str | None = None
     """`dataset`: hub name, local .jsonl or .parquet file."""
-    subset: Optional[str] = None
+    subset: str | None = None
     """`dataset`: configuration of a hub data set, such as `main` of `openai/gsm8k`."""
     split: str = "train"
     prompt_column: str = "prompt"
     """Text, or a list of chat messages (`[{"role": ..., "content": ...}]`); the policy continues an assistant turn at the end."""
     answer_column: str = "answer"
-    difficulty_column: Optional[str] = None
+    difficulty_column: str | None = None
     """Numeric column from which equal-count difficulty bins are cut; without it there is one bin."""
     difficulty: Literal["column", "nll", "cluster"] = "column"
     """Where bins come from: `difficulty_column` (`arithmetic`: digits); the base policy's negative log-likelihood of the reference
@@ -77,10 +78,10 @@ class DataConfig:
     bins: int = 4
     chat: bool = True
     """Render text prompts through the tokenizer's chat template; False feeds the text as it is."""
-    system_prompt: Optional[str] = None
+    system_prompt: str | None = None
     examples: tuple[tuple[str, str], ...] = ()
     """Few-shot examples, (question, answer) turns between the system prompt and the row's own messages."""
-    prefill: Optional[str] = None
+    prefill: str | None = None
     """How every answer begins, as part of the prompt; `{name}` stands for the row's column (`arithmetic`, `chain`: `{problem}`)."""
     max_prompt_tokens: int = 256
     overlong: Literal["error", "drop"] = "error"
@@ -191,39 +192,12 @@ class Config:
         return self.data.max_prompt_tokens + self.rollout.max_new_tokens
 
     def __post_init__(self):
-        require(not (self.rollout.ahead and self.scheduler.kind in ("speed", "dots", "ads")),
-                f"rollout.ahead: scheduler.kind {self.scheduler.kind} composes its batches from what the step before brought; set it to 0")
-        require(not (self.rollout.ahead and self.scheduler.refills),
-                "rollout.ahead: a batch sampled ahead cannot be refilled by what its own rewards say; set scheduler.refills to 0")
-        require(self.learner.updates_per_batch <= self.train.prompts_per_step,
-                f"learner.updates_per_batch: {self.learner.updates_per_batch} optimizer steps on {self.train.prompts_per_step} prompts "
-                "(train.prompts_per_step); each needs one at least")
-        require(self.learner.zero_stage > 0 or self.model.dtype == "float32",
-                "learner.zero_stage: stage 0 keeps no fp32 master weights; with model.dtype=bfloat16 use stage 1 or more")
-        require(not (self.learner.share_prompts and self.model.attention == "flash_attention_2"),
-                "learner.share_prompts: needs a block mask, which flash_attention_2 does not take; set it to false, or model.attention "
-                "to sdpa or flex_attention")
-        require(self.scheduler.kl.ceiling == 0 or self.learner.kl != "none",
-                "learner.kl: scheduler.kl may rise above 0, so an estimator is needed; set learner.kl or scheduler.kl.ceiling 0")
-        temporal = self.scheduler.temporal
-        require(self.learner.loss != "opd" or temporal.mode == "none" or temporal.proxy != "advantage",
-                "scheduler.temporal.proxy: advantage adds to the reward's advantage, which opd does not have; choose another proxy")
-        ads, prompts = self.scheduler.ads, self.train.prompts_per_step
-        require(self.scheduler.kind != "ads" or prompts == ads.clusters * ads.size,
-                f"train.prompts_per_step: {prompts}, but scheduler.ads draws {ads.clusters} clusters of {ads.size} prompts; "
-                f"set it to {ads.clusters * ads.size}, or change scheduler.ads.clusters or scheduler.ads.size")
-        require(not self.scheduler.kl_gate.enabled or self.learner.kl != "none",
-                "scheduler.kl_gate: gates the KL term, and learner.kl is none; choose an estimator")
-        require(not self.scheduler.kl_gate.enabled or not self.scheduler.kl.is_zero(self.scheduler.coefficients == "constant"),
-                "scheduler.kl_gate: gates the KL term, whose coefficient stays 0; raise scheduler.kl.start or scheduler.kl.ceiling")
-        copies = self.scheduler.copy_every > 0 or self.scheduler.copy_kl is not None
-        require(copies == (self.learner.reference == "copy"),
-                "learner.reference: copy needs scheduler.copy_every or scheduler.copy_kl, and average takes neither")
-        require(not copies or self.learner.kl != "none",
-                "learner.reference: copy is what the KL is taken to, and learner.kl is none (as with a teacher, which is then the one "
-                "reference network); choose an estimator, or leave reference at average")
-        if self.scheduler.kind in ("speed", "dots") or self.rollout.ahead:
-            _check_earlier_responses(self)
+        check_across(self)
+
+    @property
+    def trains_earlier_responses(self) -> bool:
+        """Responses sampled by earlier weights are trained: their ratio comes from the sampler's own log-probabilities."""
+        return self.scheduler.traits.replays or bool(self.rollout.ahead)
 
     @property
     def skips_flat_groups(self) -> bool:
@@ -238,14 +212,3 @@ class Config:
         """Whether groups of equal rewards leave this update: resumed from other settings, a coefficient may start away from 0 and stay."""
         return self.skips_flat_groups and (bool(self.learner.skip_flat_groups) or entropy_coef == kl_coef == 0)
 
-
-def _check_earlier_responses(cfg: Config) -> None:
-    """What training on responses of earlier weights needs: their weight comes from the sampler's own log-probabilities."""
-    rollout = cfg.rollout
-    kind = "rollout.ahead" if rollout.ahead else f"scheduler.kind={cfg.scheduler.kind}"
-    require(rollout.top_p == 1.0 and rollout.top_k == -1, f"rollout.top_p, rollout.top_k: {kind} trains responses of earlier weights "
-                                                          "against the sampler's log-probabilities, which top_p and top_k renormalise; "
-                                                          "use top_p=1, top_k=-1")
-    screen = cfg.scheduler.speed.screen
-    require(cfg.scheduler.kind != "speed" or screen < rollout.responses,
-            f"scheduler.speed.screen: {screen} of rollout.responses {rollout.responses} leave nothing to continue; lower it")

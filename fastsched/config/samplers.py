@@ -1,9 +1,51 @@
-"""The samplers that have options of their own and a rollout or a memory beside them; `scheduler.kind` chooses one."""
+"""The samplers that `scheduler.kind` chooses from: the options of those that have any, and what each needs and can (SAMPLERS)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Callable, Literal
 
 from fastsched.config.checks import require
+
+
+@dataclass(frozen=True)
+class SecConfig:
+    """Self-evolving curriculum, arXiv 2505.14970."""
+    temperature: float = 1.0
+    """Of the softmax over bins; published: 0.2 to 1."""
+
+    def __post_init__(self):
+        require(self.temperature > 0, "scheduler.sec.temperature: must be positive")
+
+
+@dataclass(frozen=True)
+class MoppsConfig:
+    """Posterior of every prompt's success, arXiv 2507.04632."""
+    decay: float = 1.0
+    """Forgetting of old outcomes; 1 never forgets."""
+    pool: int = 8
+    """Candidates for each prompt of a batch."""
+
+    def __post_init__(self):
+        require(0 < self.decay <= 1 and self.pool >= 1, "scheduler.mopps: decay must lie in (0, 1], pool must be at least 1")
+
+
+@dataclass(frozen=True)
+class AdsConfig:
+    """Clusters by success, prompts inside a cluster by nearness to one half, arXiv 2606.22305; needs `fastsched cluster`."""
+    clusters: int = 4
+    """Clusters drawn for a batch; train.prompts_per_step is `clusters` times `size`."""
+    size: int = 32
+    """Prompts of a cluster's mini-cluster, the window on its prompts in order of difficulty."""
+    alpha: float = 0.3
+    """How fast the weights of the clusters follow their success."""
+    band: tuple[float, float] = (0.33, 0.67)
+    """Success, ends included, at which a prompt stays; below it an easier one takes its place, above it a harder one."""
+    reset: bool = True
+    """Back to the easiest prompts and equal weights after as many steps as the data has batches."""
+
+    def __post_init__(self):
+        require(min(self.clusters, self.size) >= 1, "scheduler.ads: clusters and size must be positive")
+        require(0 <= self.alpha <= 1, "scheduler.ads.alpha: must lie in [0, 1]")
+        require(0 <= self.band[0] <= self.band[1] <= 1, "scheduler.ads.band: need 0 <= low <= high <= 1")
 
 
 @dataclass(frozen=True)
@@ -43,25 +85,16 @@ class SpeedConfig:
     candidates: int = 4
     """At most so many candidates for each group that is wanted; with P = train.prompts_per_step and G = rollout.responses, one
     generation samples at most P (G - screen) + candidates P screen responses."""
-    rounds: int = 4
-    """Generations of one step at most, while no group is complete; the last one continues prompts that did not pass."""
 
     def __post_init__(self):
         require(min(self.screen, self.candidates) >= 1, "scheduler.speed: screen and candidates must be at least 1")
-        require(self.rounds >= 2, "scheduler.speed.rounds: must be at least 2: the first step screens, then continues")
 
 
 @dataclass(frozen=True)
 class DotsConfig:
     """Predicted difficulty and rollout replay, arXiv 2506.05316; needs the embeddings that `fastsched cluster` computes."""
-    reference: int = 256
-    """Prompts rolled out last whose success predicts that of others."""
-    refresh: int = 2
-    """Steps between two looks at the references and two fits of the calibration."""
     pool: int = 16
     """Candidates for each prompt of a batch; never more than 1024, or twice the batch where that is more."""
-    temperature: float = 1e-3
-    """Of the softmax over candidates by distance of predicted success to 1/2."""
     replay: float = 0.5
     """Share of the trained groups that come from the replay buffer; 0 turns it off."""
     buffer: int = 512
@@ -70,9 +103,7 @@ class DotsConfig:
     """Weight versions after which a group leaves the buffer."""
 
     def __post_init__(self):
-        require(min(self.reference, self.refresh, self.pool, self.buffer, self.max_age) >= 1,
-                "scheduler.dots: reference, refresh, pool, buffer and max_age must be at least 1")
-        require(self.temperature > 0, "scheduler.dots.temperature: must be positive")
+        require(min(self.pool, self.buffer, self.max_age) >= 1, "scheduler.dots: pool, buffer and max_age must be at least 1")
         require(0 <= self.replay < 1, "scheduler.dots.replay: must lie in [0, 1): some of each batch has to be new")
 
 
@@ -91,3 +122,66 @@ class LearnedConfig:
     def __post_init__(self):
         require(self.exploration >= 0 and self.temperature > 0, "scheduler.learned: exploration must be at least 0, temperature positive")
         require(0 < self.decay <= 1, "scheduler.learned.decay: must lie in (0, 1]")
+
+
+Check = tuple[Callable[[Any], bool], Callable[[Any], str]]
+"""(holds, message) over the whole Config."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a sampler needs of the rest of a run and what may stand beside it; nothing but its class and this knows its kind."""
+    batch: Literal["plain", "screened", "replayed"] = "plain"
+    """How a step's groups come about (loop/batches.py): all new; completed after a screen, options `speed`; partly kept from earlier
+    steps, options `dots`."""
+    ahead: bool = True
+    """The next batch may be drawn before this one is observed (`rollout.ahead`)."""
+    draws_from_bins: bool = False
+    """It weighs difficulty bins, so that `scheduler.inside_bins` says which prompts of a bin come."""
+    weights_move: bool = False
+    """Its weights of bins or clusters follow what it observes, every `scheduler.update_every` steps."""
+    takes_weights: bool = False
+    """It keeps `scheduler.fixed_weights`."""
+    features: Callable[[Any], str | None] = lambda cfg: None
+    """SchedulerConfig -> the setting that makes it need what `fastsched cluster` computes; None: it needs nothing."""
+    buffer: Callable[[Any, int], int] = lambda cfg, prompts: 0
+    """(SchedulerConfig, P) -> groups that wait or are kept from step to step (loop/buffers.py)."""
+    checks: tuple[Check, ...] = ()
+    """What must hold across sections of a configuration that chooses it."""
+
+    @property
+    def replays(self) -> bool:
+        """It fills its batches from a buffer, and so trains responses of earlier weights."""
+        return self.batch != "plain"
+
+
+ADS_CHECKS: tuple[Check, ...] = (
+    (lambda c: c.train.prompts_per_step == c.scheduler.ads.clusters * c.scheduler.ads.size,
+     lambda c: f"train.prompts_per_step: {c.train.prompts_per_step}, but scheduler.ads draws {c.scheduler.ads.clusters} clusters of "
+               f"{c.scheduler.ads.size} prompts; set it to {c.scheduler.ads.clusters * c.scheduler.ads.size}, or change "
+               "scheduler.ads.clusters or scheduler.ads.size"),
+)
+SPEED_CHECKS: tuple[Check, ...] = (
+    (lambda c: c.scheduler.speed.screen < c.rollout.responses,
+     lambda c: f"scheduler.speed.screen: {c.scheduler.speed.screen} of rollout.responses {c.rollout.responses} leave nothing to continue; "
+               "lower it"),
+)
+
+SAMPLERS: dict[str, Traits] = {
+    "adaptive": Traits(draws_from_bins=True, weights_move=True),
+    "fixed": Traits(draws_from_bins=True, takes_weights=True),
+    "uniform": Traits(draws_from_bins=True),
+    "sec": Traits(draws_from_bins=True, weights_move=True),
+    "adarft": Traits(draws_from_bins=True, weights_move=True),
+    "mopps": Traits(),
+    "greso": Traits(),
+    "ads": Traits(ahead=False, features=lambda cfg: "scheduler.kind ads", checks=ADS_CHECKS),
+    "vcrl": Traits(),
+    "replay": Traits(),
+    # a step adds at most `candidates` times P screened groups to at most P left over
+    "speed": Traits("screened", ahead=False, buffer=lambda cfg, prompts: (cfg.speed.candidates + 1) * prompts, checks=SPEED_CHECKS),
+    "dots": Traits("replayed", ahead=False, features=lambda cfg: "scheduler.kind dots", buffer=lambda cfg, prompts: cfg.dots.buffer),
+    "learned": Traits(weights_move=True,
+                      features=lambda cfg: "scheduler.learned.arms clusters" if cfg.learned.arms == "clusters" else None),
+}
+"""One line a sampler; its class stands under the same name in control/samplers/table.py."""

@@ -1,10 +1,21 @@
 """The scheduler's part of the configuration: sampler, coefficients, averaging, temporal schedule."""
 
 from dataclasses import dataclass, field
-from typing import Literal, Optional
+from typing import Literal
 
 from fastsched.config.checks import require
-from fastsched.config.samplers import DotsConfig, LearnedConfig, ReplayConfig, SpeedConfig, VcrlConfig
+from fastsched.config.samplers import (
+    SAMPLERS,
+    AdsConfig,
+    DotsConfig,
+    LearnedConfig,
+    MoppsConfig,
+    ReplayConfig,
+    SecConfig,
+    SpeedConfig,
+    Traits,
+    VcrlConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -30,10 +41,7 @@ class TemporalConfig:
     proxy: Literal["suffix", "prefix", "entropy", "random", "tp_score", "advantage"] = "suffix"
     """Which share 1 - S of a response carries the loss: its end, its beginning, its tokens of highest entropy (one more pass
     over the batch), any, or the tokens that usually occur late (TP-Score of at least S). `advantage` masks nothing: it adds
-    S min(alpha H_t, |A| / kappa) to the advantage (arXiv 2506.14758, scheduled; one more pass over the batch)."""
-    alpha: float = 0.4
-    kappa: float = 2.0
-    """Of proxy `advantage`."""
+    S min(0.4 H_t, |A| / 2) to the advantage (arXiv 2506.14758, scheduled; one more pass over the batch)."""
     magnitude: float = 0.99
     gamma: float = 2.0
     """Exponent of mode `gamma`."""
@@ -47,92 +55,25 @@ class TemporalConfig:
                 f"scheduler.temporal.proxy: {self.proxy} has no effect with scheduler.temporal.mode none; set linear, gamma or sigmoid")
         require(0 <= self.magnitude <= 1, "scheduler.temporal.magnitude: must lie in [0, 1]")
         require(self.gamma > 0, "scheduler.temporal.gamma: must be positive")
-        require(self.alpha >= 0 and self.kappa >= 1,
-                "scheduler.temporal: alpha must be at least 0, kappa at least 1 (below it the bonus could turn an advantage's sign)")
 
 
 @dataclass(frozen=True)
 class KlGateConfig:
-    """Token-level KL gate (control_plane.md 5): beta_t = lambda_KL sigmoid((h0 - H_t) / width), H_t the mean entropy of the last
-    `tokens` tokens; KL holds a token only where the policy has become certain. One more pass over the batch."""
+    """Token-level KL gate (control_plane.md 5): beta_t = lambda_KL sigmoid((h0 - H_t) / width), H_t the token's entropy;
+    KL holds a token only where the policy has become certain. One more pass over the batch."""
     enabled: bool = False
     quantile: float = 0.2
     """h0 follows this quantile of token entropy."""
     width: float = 0.1
     """Nats over which the gate opens."""
-    tokens: int = 1
-    """Tokens of the causal window, the token itself included."""
 
     def __post_init__(self):
-        require(0 < self.quantile < 1 and self.width > 0 and self.tokens >= 1,
-                "scheduler.kl_gate: quantile must lie in (0, 1), width must be positive, tokens at least 1")
-
-
-@dataclass(frozen=True)
-class SecConfig:
-    """Self-evolving curriculum, arXiv 2505.14970."""
-    rate: float = 0.5
-    temperature: float = 1.0
-    """Of the softmax over bins; published: 0.2 to 1."""
-
-    def __post_init__(self):
-        require(0 < self.rate <= 1 and self.temperature > 0, "scheduler.sec: rate must lie in (0, 1], temperature must be positive")
-
-
-@dataclass(frozen=True)
-class AdaRFTConfig:
-    """Target difficulty on a scale of 0 to 100, arXiv 2504.05520."""
-    eta: float = 50.0
-    alpha: float = 2.0
-    beta: float = 0.5
-
-
-@dataclass(frozen=True)
-class MoppsConfig:
-    """Posterior of every prompt's success, arXiv 2507.04632."""
-    decay: float = 1.0
-    """Forgetting of old outcomes; 1 never forgets."""
-    pool: int = 8
-    """Candidates for each prompt of a batch."""
-
-    def __post_init__(self):
-        require(0 < self.decay <= 1 and self.pool >= 1, "scheduler.mopps: decay must lie in (0, 1], pool must be at least 1")
-
-
-@dataclass(frozen=True)
-class GresoConfig:
-    """Skipping of prompts whose groups were flat, arXiv 2506.02177."""
-    flat_share: float = 0.25
-    """Share of flat groups aimed at: a third of them solved, two thirds unsolved."""
-
-    def __post_init__(self):
-        require(0 <= self.flat_share <= 1, "scheduler.greso.flat_share: must lie in [0, 1]")
-
-
-@dataclass(frozen=True)
-class AdsConfig:
-    """Clusters by success, prompts inside a cluster by nearness to one half, arXiv 2606.22305; needs `fastsched cluster`."""
-    clusters: int = 4
-    """Clusters drawn for a batch; train.prompts_per_step is `clusters` times `size`."""
-    size: int = 32
-    """Prompts of a cluster's mini-cluster, the window on its prompts in order of difficulty."""
-    alpha: float = 0.3
-    """How fast the weights of the clusters follow their success."""
-    band: tuple[float, float] = (0.33, 0.67)
-    """Success, ends included, at which a prompt stays; below it an easier one takes its place, above it a harder one."""
-    reset: bool = True
-    """Back to the easiest prompts and equal weights after as many steps as the data has batches."""
-
-    def __post_init__(self):
-        require(min(self.clusters, self.size) >= 1, "scheduler.ads: clusters and size must be positive")
-        require(0 <= self.alpha <= 1, "scheduler.ads.alpha: must lie in [0, 1]")
-        require(0 <= self.band[0] <= self.band[1] <= 1, "scheduler.ads.band: need 0 <= low <= high <= 1")
+        require(0 < self.quantile < 1 and self.width > 0, "scheduler.kl_gate: quantile must lie in (0, 1), width must be positive")
 
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    kind: Literal["adaptive", "fixed", "uniform", "sec", "adarft", "mopps", "greso", "ads", "vcrl", "replay", "speed", "dots",
-                  "learned"] = "adaptive"
+    kind: Literal[tuple(SAMPLERS)] = "adaptive"
     """Sampler: success window over difficulty bins, fixed bin weights, uniform over prompts, past prompts replayed outside the window
     (`replay`), a bandit on learning progress (`learned`), or one of the literature."""
     window: tuple[float, float] = (0.40, 0.60)
@@ -146,7 +87,7 @@ class SchedulerConfig:
     refills: int = 0
     """Dynamic sampling (DAPO, arXiv 2503.14476): how often a step may draw a further batch of prompts while too few groups have two
     different rewards. Every prompt rolled out is observed."""
-    fixed_weights: Optional[tuple[float, ...]] = None
+    fixed_weights: tuple[float, ...] | None = None
     """`fixed`: one weight for each bin; equal weights by default. Kept as given: `weight_floor` does not act, and 0 leaves a bin out."""
     inside_bins: Literal["order", "posterior"] = "order"
     """`adaptive`, `fixed`, `uniform`, `sec`, `adarft`: which prompts of a bin come next, all of them in shuffled order, or those whose
@@ -169,24 +110,20 @@ class SchedulerConfig:
     kl_gate: KlGateConfig = field(default_factory=KlGateConfig)
     copy_every: int = 0
     """`learner.reference copy`: steps after which the reference becomes the policy again; 0 never."""
-    copy_kl: Optional[float] = None
+    copy_kl: float | None = None
     """`learner.reference copy`: renew it as soon as the moving average of the KL to it exceeds this."""
     statistics_beta: float = 0.9
     """EMA of entropy, KL and drift before any decision."""
-    initial_entropy: Optional[float] = None
+    initial_entropy: float | None = None
     """H_0; by default the mean entropy of the first five steps."""
     kl_high: float = 0.1
     drift_low: float = 1e-3
     drift_high: float = 2e-2
-    dead_band: float = 0.05
-    """Relative change of entropy and KL below which they count as unmoved."""
     average: CoefficientConfig = field(default_factory=lambda: CoefficientConfig(0.99, 0.9, 0.999))
     """EMA momentum alpha of the averaged policy, the KL reference."""
     lr_scale_floor: float = 0.1
     sec: SecConfig = field(default_factory=SecConfig)
-    adarft: AdaRFTConfig = field(default_factory=AdaRFTConfig)
     mopps: MoppsConfig = field(default_factory=MoppsConfig)
-    greso: GresoConfig = field(default_factory=GresoConfig)
     ads: AdsConfig = field(default_factory=AdsConfig)
     vcrl: VcrlConfig = field(default_factory=VcrlConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -195,18 +132,28 @@ class SchedulerConfig:
     learned: LearnedConfig = field(default_factory=LearnedConfig)
     temporal: TemporalConfig = field(default_factory=TemporalConfig)
 
+    @property
+    def traits(self) -> Traits:
+        """What the chosen sampler needs and can."""
+        return SAMPLERS[self.kind]
+
+    @property
+    def renews_copy(self) -> bool:
+        """A hard-copied reference becomes the policy again at some point."""
+        return self.copy_every > 0 or self.copy_kl is not None
+
     def __post_init__(self):
         require(0 < self.window[0] < self.window[1] < 1, "scheduler.window: need 0 < low < high < 1")
         require(0 <= self.weight_floor <= 1, "scheduler.weight_floor: must lie in [0, 1]")
         require(self.refills >= 0, "scheduler.refills: must be at least 0")
-        require(self.refills == 0 or self.kind not in ("speed", "dots"),
+        require(self.refills == 0 or not self.traits.replays,
                 f"scheduler.refills: scheduler.kind={self.kind} fills its batches from a buffer of its own; set refills to 0")
         require(self.copy_every >= 0 and (self.copy_kl is None or self.copy_kl > 0),
                 "scheduler: copy_every must be at least 0, copy_kl positive")
-        require(self.inside_bins == "order" or self.kind in ("adaptive", "fixed", "uniform", "sec", "adarft"),
+        require(self.inside_bins == "order" or self.traits.draws_from_bins,
                 f"scheduler.inside_bins: scheduler.kind={self.kind} does not draw from difficulty bins; leave it at order")
         require(self.update_every >= 1, "scheduler.update_every: must be at least 1")
-        require(self.update_every == 1 or self.kind in ("adaptive", "sec", "adarft", "learned"),
+        require(self.update_every == 1 or self.traits.weights_move,
                 f"scheduler.update_every: scheduler.kind={self.kind} has no weights that move; leave it at 1")
         require(self.drift_low < self.drift_high, "scheduler: need drift_low < drift_high")
         require(0 <= self.success_beta < 1 and 0 <= self.statistics_beta < 1,
@@ -219,9 +166,8 @@ class SchedulerConfig:
         require(self.entropy_target >= 0 and self.entropy_step >= 0, "scheduler: entropy_target and entropy_step must be at least 0")
         require(self.coefficients != "targets" or self.kl.start > 0 or self.kl.ceiling == 0,
                 "scheduler.kl.start: `targets` multiplies lambda_KL, which from 0 never rises; set it above 0, or the ceiling to 0")
-        require(self.fixed_weights is None or self.kind == "fixed",
+        require(self.fixed_weights is None or self.traits.takes_weights,
                 f"scheduler.fixed_weights: scheduler.kind={self.kind} takes no weights; choose fixed, or leave them out")
-        require(self.dead_band >= 0, "scheduler.dead_band: must be at least 0")
         require(self.average.ceiling <= 1, "scheduler.average.ceiling: must be at most 1")
         require(0 <= self.lr_scale_floor <= 1, "scheduler.lr_scale_floor: must lie in [0, 1]")
         weights = self.fixed_weights or (1.0,)

@@ -12,6 +12,7 @@ from fastsched.control.smoothing import smooth
 from fastsched.types import Stats
 
 INITIAL_ENTROPY_STEPS = 5
+DEAD_BAND = 0.05  # relative change of entropy and KL below which they count as unmoved
 FACTOR = 1.1  # of one multiplicative move
 ADDITIVE_SHARE = 0.01  # of the ceiling: one move of a coefficient whose floor is 0
 KL_GAIN, KL_ERROR = 0.1, 0.2  # Ziegler's controller: gain, and bound of the relative error
@@ -116,19 +117,19 @@ def _entropy_rule(before: Coefficients, now: Coefficients, cfg: SchedulerConfig)
     high_kl = now.kl is not None and now.kl > cfg.kl_high
     if relative < 0.25:
         return "collapsed-high-kl" if high_kl else "collapsed"
-    if _moved_together(before, now, cfg.dead_band):
+    if _moved_together(before, now):
         return "moved-together"
     if relative < 0.5:
         return "low-entropy-high-kl" if high_kl else "low-entropy"
     return "recovered" if relative > 0.7 else None
 
 
-def _moved_together(before: Coefficients, now: Coefficients, dead_band: float) -> bool:
-    """Whether smoothed H and D both rose or both fell, each by more than `dead_band` of its value one step ago."""
+def _moved_together(before: Coefficients, now: Coefficients) -> bool:
+    """Whether smoothed H and D both rose or both fell, each by more than DEAD_BAND of its value one step ago."""
     if before.entropy is None or before.kl is None:
         return False
     change_h, change_d = now.entropy - before.entropy, now.kl - before.kl
-    beyond = abs(change_h) > dead_band * abs(before.entropy) and abs(change_d) > dead_band * abs(before.kl)
+    beyond = abs(change_h) > DEAD_BAND * abs(before.entropy) and abs(change_d) > DEAD_BAND * abs(before.kl)
     return beyond and (change_h > 0) == (change_d > 0)
 
 

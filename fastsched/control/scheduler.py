@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import asdict
-from typing import Optional
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from fastsched.config import SchedulerConfig, require
 from fastsched.control.coefficients import Coefficients, constant, rules, start_coefficients, targets
 from fastsched.control.kl_gate import follow_quantile
 from fastsched.control.reference_copy import Reference, copy_due, observe_reference
-from fastsched.control.samplers.bins import make_sampler
+from fastsched.control.samplers.table import make_sampler
 from fastsched.control.temporal import schedule_ends, temporal_s
 from fastsched.control.window import (
     Success,
@@ -34,7 +33,7 @@ class Scheduler:
     """
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, prompts_per_step: int, total_steps: int, seed: int,
-                 features: Optional[Features] = None):
+                 features: Features | None = None):
         """bins: [N] integers, the difficulty bin of every dataset row; K = max + 1.
 
         ConfigError for data that cannot be scheduled: no rows, fewer rows than a batch, negative bins, fixed weights
@@ -54,13 +53,13 @@ class Scheduler:
         self.sizes = sizes
         self.success = unknown_success(len(sizes), cfg.r_threshold)
         self.coefficients = start_coefficients(cfg)
-        self.kl_gate: Optional[float] = None  # h0, unknown until the first observation
+        self.kl_gate: float | None = None  # h0, unknown until the first observation
         self.reference = Reference()
         self.sampler = make_sampler(cfg, narrow, sizes, prompts_per_step, seed, features)
         self.said: list[str] = []
         self.waiting: list[str] = []
 
-    def next_prompts(self, count: Optional[int] = None) -> Selection:
+    def next_prompts(self, count: int | None = None) -> Selection:
         """P distinct rows for this step, or `count`; of kind `speed`, the candidates from which about so many groups will come."""
         return self.sampler.draw(self.prompts if count is None else count, self.success)
 
@@ -123,20 +122,12 @@ class Scheduler:
             "rows": int(self.sizes.sum()), "bins": len(self.sizes), "bin_sizes": self.sizes.tolist(),
             "success": _listed(asdict(self.success)), "coefficients": _listed(asdict(self.coefficients)),
             "kl_gate": self.kl_gate, "reference": asdict(self.reference),
-            "options": self._fixed_options(), "sampler": self.sampler.state_dict(), "said": list(self.said), "waiting": list(self.waiting),
+            "options": self._options(), "sampler": self.sampler.state_dict(), "said": list(self.said), "waiting": list(self.waiting),
         }
 
-    def _fixed_options(self) -> dict:
+    def _options(self) -> dict:
         """JSON of the options that give the sampler's state its meaning, by name: a resumed run needs the same."""
-        cfg, options = self.cfg, {"scheduler.kind": self.cfg.kind, "scheduler.inside_bins": self.cfg.inside_bins}
-        if cfg.kind == "fixed":
-            options["scheduler.fixed_weights"] = list(cfg.fixed_weights or ())
-        if cfg.kind == "ads":
-            options |= {"scheduler.ads.clusters": cfg.ads.clusters, "scheduler.ads.size": cfg.ads.size,
-                        "train.prompts_per_step": self.prompts}
-        if cfg.kind == "learned":
-            options |= {"scheduler.learned.arms": cfg.learned.arms, "checksum of the bin or cluster of every prompt": self.sampler.checksum}
-        return options
+        return {"scheduler.kind": self.cfg.kind, "scheduler.inside_bins": self.cfg.inside_bins, **self.sampler.fixed_options()}
 
     def load_state_dict(self, state: dict) -> None:
         """Go on exactly where `state` was taken; ConfigError when it belongs to another data set, seed or kind of sampler."""

@@ -18,7 +18,8 @@ from fastsched.data.datasets import PromptSet
 from fastsched.data.difficulty import equal_count_bins
 from fastsched.types import Features
 
-BLOCK = 1024  # another size needs another FORMAT in fastsched/features.py
+BLOCK = 1024  # another size needs another FORMAT in loop/features.py
+FIT_ROWS = 100_000  # at most so many random rows fit PCA and K-means; every row is then projected and assigned
 MARKER = "features.json"
 ARRAYS = ("cluster", "difficulty", "embedding")
 
@@ -68,7 +69,7 @@ def finish(blocks: Blocks, folder: Path, cfg: FeaturesConfig) -> None:
     The difficulty of a row without a judged answer is the largest finite one plus 1 (algorithms.md 2.1).
     """
     require(blocks.rows >= 2, "features: needs at least two training rows")
-    clusterer = fit_clusters(blocks.sample(cfg.fit_rows, cfg.seed), cfg)
+    clusterer = fit_clusters(blocks.sample(FIT_ROWS, cfg.seed), cfg)
     partial = blocks.folder / "final"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from fastsched_kernels.trajectory import trajectory_keep
 
-from fastsched.config import KlGateConfig, SchedulerConfig
+from fastsched.config import SchedulerConfig
 from fastsched.types import Knobs
 
 ENTROPY_PROXIES = ("entropy", "advantage")
+ALPHA, KAPPA = 0.4, 2.0  # of the entropy bonus, as published
 
 
 class Credit(NamedTuple):
@@ -32,10 +33,10 @@ def token_credit(cfg: SchedulerConfig, knobs: Knobs, lengths: np.ndarray, advant
     temporal, s = cfg.temporal, knobs.temporal_s
     advantage = np.repeat(np.asarray(advantages, np.float64), lengths)
     if temporal.proxy == "advantage" and s > 0:
-        advantage = entropy_weighted(advantage, entropy, s, temporal.alpha, temporal.kappa)
+        advantage = entropy_weighted(advantage, entropy, s)
     gated = cfg.kl_gate.enabled and knobs.kl_gate is not None
     return Credit(keep_mask(lengths, s, temporal.proxy, entropy=entropy, tp_score=tp_score, seeds=seeds), advantage,
-                  kl_gate(entropy, lengths, knobs.kl_gate, cfg.kl_gate) if gated else None)
+                  kl_gate(entropy, knobs.kl_gate, cfg.kl_gate.width) if gated else None)
 
 
 def keep_mask(lengths: np.ndarray, s: float, proxy: str, *, entropy: np.ndarray | None = None,
@@ -59,15 +60,11 @@ def keep_mask(lengths: np.ndarray, s: float, proxy: str, *, entropy: np.ndarray 
     return trajectory_keep(torch.from_numpy(lengths), s, proxy=proxy, entropy=entropies).keep.numpy()
 
 
-def entropy_weighted(advantage: np.ndarray, entropy: np.ndarray, s: float, alpha: float, kappa: float) -> np.ndarray:
-    """A + S min(alpha H, |A| / kappa) for each token: the entropy bonus of arXiv 2506.14758 under the schedule (algorithms.md 1.4)."""
-    return advantage + s * np.minimum(alpha * entropy, np.abs(advantage) / kappa)
+def entropy_weighted(advantage: np.ndarray, entropy: np.ndarray, s: float) -> np.ndarray:
+    """A + S min(ALPHA H, |A| / KAPPA) for each token: the entropy bonus of arXiv 2506.14758 under the schedule (algorithms.md 1.4)."""
+    return advantage + s * np.minimum(ALPHA * entropy, np.abs(advantage) / KAPPA)
 
 
-def kl_gate(entropy: np.ndarray, lengths: np.ndarray, h0: float, cfg: KlGateConfig) -> np.ndarray:
-    """sigmoid((h0 - mean entropy of the last `tokens` tokens of the response) / width) for each token, float32 [T]."""
-    total = np.concatenate([[0.0], np.cumsum(entropy, dtype=np.float64)])
-    index = np.arange(len(entropy))
-    first = np.maximum(index + 1 - cfg.tokens, np.repeat(np.cumsum(lengths) - lengths, lengths))
-    mean = (total[index + 1] - total[first]) / (index + 1 - first)
-    return (1 / (1 + np.exp(-np.clip((h0 - mean) / cfg.width, -60, 60)))).astype(np.float32)
+def kl_gate(entropy: np.ndarray, h0: float, width: float) -> np.ndarray:
+    """sigmoid((h0 - H_t) / width) for each token, float32 [T] (control_plane.md 5)."""
+    return (1 / (1 + np.exp(-np.clip((h0 - entropy.astype(np.float64)) / width, -60, 60)))).astype(np.float32)

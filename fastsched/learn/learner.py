@@ -98,13 +98,13 @@ class Learner:
 
     def _train(self, batches: Sequence[Sequence[MicroBatch]], objective: StepObjective, totals: Totals, snr: GradientSnr,
                step: int) -> Steps:
-        """One optimizer step for each mini-batch, and after it one of the average."""
+        """One optimizer step for each mini-batch, and after it one of the average, which stays where the update was skipped."""
         results, lr = [], learning_rate(self.cfg, step, objective.knobs)
         for micro_batches in batches:
             loss = self._accumulate(micro_batches, objective, totals)
             squares = snr.take(self.engine, micro_batches)
             results.append(self._step(lr, bool(np.all(np.isfinite([loss, *squares]))), micro_batches, step))
-            drift = self.engine.update_average(objective.knobs.ema_alpha)
+            drift = self.engine.update_average(objective.knobs.ema_alpha if results[-1].applied else 1.0)
         return Steps(results, drift, lr)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], objective: StepObjective, totals: Totals) -> float:

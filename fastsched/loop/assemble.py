@@ -17,6 +17,7 @@ from fastsched.data.datasets import PromptSet
 from fastsched.data.feature_store import open_features, with_feature_bins
 from fastsched.data.rewards import RewardPool
 from fastsched.engines.learner.deepspeed_engine import DeepSpeedLearner
+from fastsched.engines.learner.packing_check import require_packable_model
 from fastsched.engines.learner.teacher import load_teacher
 from fastsched.engines.models.loading import (
     load_config,
@@ -44,6 +45,7 @@ from fastsched.types import SAMPLER_ERRORS, EngineError, Features, StartError
 
 LATE_S = 60.0
 """How much longer a collective waits than a call into the sampler, so that the rank whose sampler hangs can say so."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -196,9 +198,11 @@ def _learner(cfg: Config, run_dir: Path, model_path: Path, train_set: PromptSet)
     torch.manual_seed(cfg.train.seed)
     policy, teacher = load_policy(model_path, cfg.model), None
     require_full_attention(policy.config, cfg.longest)
+    require_packable_model(policy, cfg.longest, cfg.learner.share_prompts)
     if cfg.learner.teacher:
         teacher_path = prepare_model(replace(cfg, model=replace(cfg.model, name=cfg.learner.teacher)))
         teacher = load_teacher(teacher_path, model_path, policy, cfg.model)
         require_full_attention(teacher.config, cfg.longest, "learner.teacher")
         require_positions(teacher.config, cfg.longest, "learner.teacher")
+        require_packable_model(teacher, cfg.longest, cfg.learner.share_prompts, "learner.teacher")
     return Learner(DeepSpeedLearner(policy, cfg.learner, cfg.model, teacher), cfg, run_dir, train_set.bins)

@@ -10,14 +10,16 @@ from fastsched.loop.outcomes import join_outcomes
 from fastsched.loop.rollouts import Rollouts, RolloutSource
 from fastsched.types import Outcomes, Ranks, Selection
 
+ROUNDS = 4  # generations of one step at most, while no screened group is complete
+
 
 def train_batch(source: RolloutSource, buffer: GroupBuffer, step: int) -> Rollouts:
     """This rank's groups of the step; `outcomes` are those of everything that was rolled out now, never of replayed groups.
 
     With `rollout.sleep` the sampler sleeps from here to the next sync.
     """
-    make = {"speed": screened, "dots": replayed}.get(source.cfg.scheduler.kind, all_new)
-    rolled = make(source, buffer, step, source.cfg.train.prompts_per_step)
+    make = {"plain": all_new, "screened": screened, "replayed": replayed}
+    rolled = make[source.cfg.scheduler.traits.batch](source, buffer, step, source.cfg.train.prompts_per_step)
     if source.cfg.rollout.sleep:
         source.rollout.sleep()
     return rolled
@@ -32,13 +34,13 @@ def screened(source: RolloutSource, buffer: GroupBuffer, step: int, wanted: int)
 
     One generation fuses the remaining responses of the `wanted` groups that have waited longest, fewer when there are not so many,
     with the screen of new candidates, of which those with 0 < success rate < 1 wait from then on. A generation that found no
-    group waiting (the first step's) is followed by another; the last of `speed.rounds` completes candidates that did not pass,
+    group waiting (the first step's) is followed by another; the last of ROUNDS completes candidates that did not pass,
     so that a step always trains something and the guard against runs without signal sees it.
     """
-    rounds, rejected, parts = source.cfg.scheduler.speed.rounds, [], []
-    for number in range(rounds):
+    rejected, parts = [], []
+    for number in range(ROUNDS):
         waiting = buffer.take(wanted)
-        if not waiting and number == rounds - 1:
+        if not waiting and number == ROUNDS - 1:
             waiting = _gathered(source.ranks, rejected)[:wanted]
         part, groups = _fused(source, buffer, step, number, waiting, wanted)
         parts.append(part)

@@ -96,9 +96,5 @@ class GroupBuffer:
 
 
 def make_buffer(cfg: SchedulerConfig, prompts: int, responses: int) -> GroupBuffer:
-    """The buffer of `scheduler.kind` for a batch of `prompts` with `responses` each; of no capacity where the kind needs none.
-
-    SPEED's waiting groups are bounded by its screens: a step adds at most `speed.candidates` times P to at most P left over.
-    """
-    capacity = {"dots": cfg.dots.buffer, "speed": (cfg.speed.candidates + 1) * prompts}.get(cfg.kind, 0)
-    return GroupBuffer(capacity, responses, complete=cfg.kind == "dots")
+    """The buffer of `scheduler.kind` for a batch of `prompts` with `responses` each; of no capacity where the kind needs none."""
+    return GroupBuffer(cfg.traits.buffer(cfg, prompts), responses, complete=cfg.traits.batch == "replayed")

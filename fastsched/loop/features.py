@@ -12,7 +12,7 @@ from filelock import FileLock
 from fastsched.config import Config, FeaturesMissing, default_cache_dir
 from fastsched.config.features import SENTENCE_TRANSFORMERS
 from fastsched.data.datasets import PromptSet
-from fastsched.data.feature_store import Blocks, about_features, cluster_table, finish, open_features
+from fastsched.data.feature_store import FIT_ROWS, Blocks, about_features, cluster_table, finish, open_features
 from fastsched.data.references import References, references
 from fastsched.engines.models.embed import PolicyReader, SentenceEncoder
 
@@ -21,17 +21,15 @@ FORMAT = 1  # raised when the same configuration must give other features than b
 
 def feature_user(cfg: Config) -> str | None:
     """The key that makes a run need features; None where none does."""
-    scheduler = cfg.scheduler
-    if scheduler.kind in ("ads", "dots"):
-        return f"scheduler.kind {scheduler.kind}"
-    if scheduler.kind == "learned" and scheduler.learned.arms == "clusters":
-        return "scheduler.learned.arms clusters"
-    return None if cfg.data.difficulty == "column" else f"data.difficulty {cfg.data.difficulty}"
+    user = cfg.scheduler.traits.features(cfg.scheduler)
+    return user or (None if cfg.data.difficulty == "column" else f"data.difficulty {cfg.data.difficulty}")
 
 
 def features_folder(cfg: Config, model_path: Path, train_set: PromptSet) -> Path:
     """Where the features of this model, these rows and these settings are, or will be."""
-    settings = dataclasses.asdict(dataclasses.replace(cfg.features, batch_tokens=1))  # batching changes rounding only
+    settings = dataclasses.asdict(cfg.features)
+    del settings["batch_tokens"]  # batching changes rounding only
+    settings |= {"fit_rows": FIT_ROWS, "batch_tokens": 1}
     parts = [FORMAT, settings, cfg.model.dtype, model_digest(cfg.model.name, model_path), train_set.digest]
     return default_cache_dir() / "features" / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

@@ -13,13 +13,14 @@ WARM_START_ROWS = 20_000
 
 def prepare_model(cfg: Config) -> Path:
     """The local model folder; builtin models are made on first use, by one rank at a time."""
-    rows = None
-    if cfg.model.name == "builtin:tiny":
-        chain = cfg.data.task == "chain"
-        generate, bins = (chain_rows, cfg.data.chain_steps) if chain else (arithmetic_rows, cfg.data.digits)
-        table = generate(WARM_START_ROWS, bins, form_of(cfg.data), seed=0)
-        rows = list(zip(table.prompt, table.answer, table.bin.tolist(), strict=True))
-    return resolve_model(cfg.model, warm_start_rows=rows)
+    return resolve_model(cfg.model, warm_start_rows=warm_start_rows(cfg.data) if cfg.model.name == "builtin:tiny" else None)
+
+
+def warm_start_rows(cfg: DataConfig) -> list[tuple[str, str, int]]:
+    """Prompt, answer and bin of what `builtin:tiny` is warm-started on: training problems of the task."""
+    generate, bins = (chain_rows, cfg.chain_steps) if cfg.task == "chain" else (arithmetic_rows, cfg.digits)
+    table = generate(WARM_START_ROWS, bins, form_of(cfg), seed=0)
+    return list(zip(table.prompt, table.answer, table.bin.tolist(), strict=True))
 
 
 def load_data(cfg: DataConfig, tokenizer, seed: int, prompts_per_step: int) -> tuple[PromptSet, PromptSet]:

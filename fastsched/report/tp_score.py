@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from fastsched.config import ConfigError
-from fastsched.config.arguments import parse_config
+from fastsched.config.arguments import run_config
 from fastsched.engines.models.loading import load_tokenizer
 from fastsched.learn.positions import BINS, RARE, TokenPositions
 from fastsched.loop.prepare import prepare_model
@@ -24,7 +24,7 @@ def read_token_scores(run_dir: Path) -> TokenScores:
     scores = positions.scores()
     if not len(scores.tokens):
         raise ConfigError(f"--tp-score: no token was counted {RARE} times by {found[-1].name}; train longer, with log.tp_score true")
-    cfg = parse_config(["--config", str(run_dir / "config.yaml")])
+    cfg = run_config(run_dir)
     tokenizer = load_tokenizer(prepare_model(cfg), cfg.model)
     table = pd.DataFrame({"token": scores.tokens, "text": [tokenizer.decode([t]) for t in scores.tokens.tolist()],
                           "tp_score": scores.score, "seen": scores.seen}).sort_values(["tp_score", "token"], ignore_index=True)

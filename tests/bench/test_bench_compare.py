@@ -4,6 +4,11 @@ from matplotlib.figure import Figure
 from synthetic_run import write_run
 
 from bench.learning import compare, temporal
+from fastsched.config.arguments import parse_config, preset_path
+from fastsched.data.tasks import arithmetic_held_out
+from fastsched.engines.models.loading import load_policy, load_tokenizer
+from fastsched.engines.models.tiny import encode, expected_accuracy
+from fastsched.loop.prepare import prepare_model
 from fastsched.report.axes import COLOURS
 from fastsched.report.plots import PLOTS
 from fastsched.report.runs import arms_of, load_run
@@ -55,3 +60,16 @@ def test_a_run_that_ended_before_its_first_step_is_one_line(monkeypatch, tmp_pat
     monkeypatch.setattr(bench, "train_all", lambda comparison: None)
     assert bench.main(["--runs", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"{bench.__name__}: {tmp_path}")
+
+
+def test_fixed_weights_start_inside_the_window_and_leave_it_as_the_policy_learns():
+    """By the shipped policy's own probabilities on held-out problems, no sampling: what `make compare` shows on any machine."""
+    cfg = parse_config(["--config", str(preset_path("tiny-cpu"))])
+    path = prepare_model(cfg)
+    model, tokenizer = load_policy(path, cfg.model).eval(), load_tokenizer(path, cfg.model)
+    table = arithmetic_held_out(64)
+    rows = np.array(list(zip(table.prompt, table.answer, table.bin.tolist(), strict=True)), dtype=object)
+    start = np.array([expected_accuracy(model, encode(tokenizer, rows[table.bin == b].tolist())) for b in range(4)])
+    weights, (low, high) = np.array(compare.FIXED, dtype=float), cfg.scheduler.window
+    assert low < weights @ start < high < weights @ np.maximum(start, [0.93, 0.70, 0.30, 0.0])
+    assert start[3] < low  # some weights reach the window at every step, however well the rest is learnt

@@ -153,9 +153,8 @@ class Exported:
 
 
 WAITING = """
-import sys, time
-from fastsched.loop import assemble
-assemble.assemble_evaluation = lambda *_: time.sleep(600)
+import sys, time, types
+sys.modules["fastsched.loop.assemble"] = types.SimpleNamespace(assemble_evaluation=lambda *_: time.sleep(600))
 from fastsched.cli import main
 sys.exit(main(["eval", sys.argv[1]]))
 """

@@ -112,7 +112,7 @@ def test_requests_that_fail_or_hang_are_named(monkeypatch):
         with pytest.raises(ServerError, match=f"{url}/v1/completions, request 0 .3 prompt tokens.: ConnectError after"):
             put_under_load(url, "m", [[5, 6, 7]], LOAD)
         silent.listen()
-        with pytest.raises(ServerError, match="request 0 .*ReadTimeout after 0.[3-9]"):
+        with pytest.raises(ServerError, match="request 0 .*ReadTimeout after [0-9.]+ s"):
             put_under_load(url, "m", [[5, 6, 7]], LOAD)
 
 

@@ -19,7 +19,7 @@ KINDS = ("vcrl", "replay", "speed", "dots", "learned")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_and_its_options_come_from_the_command_line(kind):
-    options = {"vcrl": "kappa 0.7", "replay": "memory 9", "speed": "screen 2", "dots": "reference 64", "learned": "arms clusters"}
+    options = {"vcrl": "kappa 0.7", "replay": "memory 9", "speed": "screen 2", "dots": "pool 64", "learned": "arms clusters"}
     option = options[kind].split()
     cfg = parse_config(["--scheduler.kind", kind, f"--scheduler.{kind}.{option[0]}", option[1]])
     assert cfg.scheduler.kind == kind and str(getattr(getattr(cfg.scheduler, kind), option[0])) == option[1]

@@ -45,6 +45,6 @@ def test_a_gate_without_a_kl_term_is_refused():
     gate = SchedulerConfig(kl_gate=KlGateConfig(enabled=True))
     with pytest.raises(ConfigError, match="scheduler.kl_gate: gates the KL term"):
         Config(scheduler=gate, learner=LearnerConfig(kl="none"))
-    for change in (dict(quantile=0.0), dict(width=0.0), dict(tokens=0)):
+    for change in (dict(quantile=0.0), dict(width=0.0)):
         with pytest.raises(ConfigError, match="scheduler.kl_gate"):
             KlGateConfig(**change)

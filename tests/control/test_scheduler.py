@@ -63,13 +63,12 @@ def share_in_window(p, success):
 
 
 def test_adaptive_weights_hold_the_window_where_fixed_ones_do_not():
-    adaptive = [share_in_window(*simulate(seed)) for seed in range(3)]
-    fixed = [share_in_window(*simulate(seed, kind="fixed")) for seed in range(3)]
-    assert min(adaptive) >= 0.95
-    assert max(fixed) <= 0.6
+    for seed in range(2):
+        share = {kind: share_in_window(*simulate(seed, kind=kind)) for kind in ("adaptive", "fixed", "uniform")}
+        assert share["adaptive"] >= 0.95 and max(share["fixed"], share["uniform"]) <= 0.6, share
 
 
-@settings(max_examples=25, deadline=None)
+@settings(derandomize=True, max_examples=25, deadline=None)
 @given(st.integers(0, 2**31), st.integers(0, 12), st.sampled_from(KINDS),
        st.sampled_from(["rules", "targets", "constant"]))
 def test_state_round_trips_through_json_and_goes_on_identically(seed, before, kind, coefficients):
@@ -109,7 +108,7 @@ def test_looking_changes_nothing():
     assert json.dumps(one.state_dict()) == before
 
 
-@settings(max_examples=25, deadline=None)
+@settings(derandomize=True, max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.data())
 def test_batches_are_exact_distinct_and_keep_the_floor(bins, data):
     prompts = data.draw(st.integers(1, len(bins)))
@@ -252,7 +251,7 @@ def test_data_that_cannot_be_scheduled_is_an_error(changes, message):
 
 @pytest.mark.parametrize("changes", [
     {"success_beta": 1.0}, {"statistics_beta": -0.1}, {"informativeness_temperature": 0.0}, {"r_threshold": 2.0},
-    {"r_threshold_step": -0.1}, {"dead_band": -1.0}, {"average": CoefficientConfig(1.0, 0.9, 1.5)},
+    {"r_threshold_step": -0.1}, {"average": CoefficientConfig(1.0, 0.9, 1.5)},
     {"lr_scale_floor": 1.5}, {"fixed_weights": (0.0, 0.0)}, {"fixed_weights": (-1.0, 2.0)},
 ])
 def test_configuration_no_rule_can_use_is_an_error(changes):

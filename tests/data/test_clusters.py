@@ -103,14 +103,18 @@ def test_no_answer_at_all_is_one_difficulty(tmp_path):
 
 
 def test_fitting_on_a_part_serves_all_rows(tmp_path, monkeypatch):
-    """PCA and K-means see `fit_rows` random rows; every row gets a cluster."""
+    """PCA and K-means see FIT_ROWS random rows; every row gets a cluster."""
     monkeypatch.setattr(store, "BLOCK", 64)
+    monkeypatch.setattr(store, "FIT_ROWS", 100)
     points, label = blobs(1000)
     blocks = write(tmp_path / "b", points, np.ones(1000))
     sample = blocks.sample(100, 42)
     assert sample.shape == (100, 24) and len(np.unique(sample, axis=0)) == 100
     assert {row.tobytes() for row in sample} <= {row.tobytes() for row in unit(points).astype(np.float16)}
-    finish(blocks, tmp_path / "out", replace(CFG, fit_rows=100))
+    fitted = []
+    monkeypatch.setattr(store, "fit_clusters", lambda rows, cfg: fitted.append(len(rows)) or fit_clusters(rows, cfg))
+    finish(blocks, tmp_path / "out", CFG)
+    assert fitted == [100]
     assert same_partition(open_features(tmp_path / "out").cluster, label)
 
 

@@ -1,7 +1,6 @@
 import ast
 import json
 import re
-import time
 
 import numpy as np
 import pytest
@@ -64,12 +63,6 @@ def test_held_out_problems_are_different_and_stay_the_same():
     assert np.bincount(rows.bin).tolist() == [62, 64, 64, 64]
     assert arithmetic_held_out(10, digits=(4,)).prompt == rows.prompt[-64:-54]
     assert rows.prompt[-2:] == ["What is 3547 - 1792?", "What is 9246 + 1789?"]
-
-
-def test_three_hundred_thousand_rows_in_seconds():
-    start = time.perf_counter()
-    assert len(arithmetic_rows(300_000).prompt) == 300_000
-    assert time.perf_counter() - start < 10
 
 
 @pytest.mark.parametrize("digits, operators, key", [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from small_bf16 import error, length, micro_batches, sums
 
 from fastsched.config import (
     CoefficientConfig,
@@ -199,6 +200,13 @@ def refusals(model: str, out: Path, results: dict) -> None:
     engine.close()
 
 
+def bf16_sums(results: dict) -> None:
+    """Gradients of a bf16 model, each rank's own, over micro-batches and ranks."""
+    for stage in STAGES[1:]:
+        found = sums(stage, micro_batches(64, seed=torch.distributed.get_rank()))
+        results[f"bf16, stage {stage}"] = [error(found), found.norm, length(found.truth.values())]
+
+
 def main(out: str, model: str, other: str) -> None:
     init_distributed(TIMEOUT_S)
     backend = torch.distributed.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
@@ -209,6 +217,7 @@ def main(out: str, model: str, other: str) -> None:
     resumes(model, Path(out), Path(out), 0, results)
     resumes(model, Path(out), Path(other), 1, results)
     refusals(model, Path(out), results)
+    bf16_sums(results)
     (Path(out) / f"results-{torch.distributed.get_rank()}.json").write_text(json.dumps(results))
     torch.distributed.destroy_process_group()
 

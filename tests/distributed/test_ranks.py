@@ -4,12 +4,13 @@ One rank runs in this process, two in one start of `distributed_worker.py`; ever
 """
 
 import json
+import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from command_line import environment
+from command_line import ROOT, environment
 from distributed_worker import ACCUMULATIONS, BALANCED, STAGES, STEPS, WORKER, everything, resumes, splits
 
 from fastsched.engines.models.tiny import random_tiny
@@ -31,7 +32,8 @@ def runs(tmp_path_factory):
     everything(model, one, results)
     (root / "extensions/deepspeed_shm_comm").mkdir(parents=True)
     (root / "extensions/deepspeed_shm_comm/lock").touch()  # G11: what a killed build leaves, for which a build would wait for ever
-    clean = environment() | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(root / "extensions")}
+    clean = environment() | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(root / "extensions"),
+                             "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", WORKER, two, model, one]
     done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -155,6 +157,13 @@ def test_g3_another_rank_count_and_stage_resume(runs, stage, written, read):
 def test_b4_ranks_that_decided_otherwise_stop_and_name_the_field(runs, field):
     for results in runs[2][1]:
         assert results[f"differs: {field}"].startswith(f"step 7: rank 1 decided {field} = ")
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_two_ranks_add_up_bf16_gradients_in_fp32(runs, stage):
+    for results in runs[2][1]:
+        error, norm, true = results[f"bf16, stage {stage}"]
+        assert error < 1e-3 and norm == pytest.approx(true, rel=1e-3)
 
 
 def test_a_late_rank_is_waited_for_as_long_as_asked(runs):

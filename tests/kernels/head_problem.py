@@ -49,7 +49,8 @@ def ours(tensors, target, options, upstream=1.0, **more):
     return out.loss.detach(), out, {k: x.grad for k, x in leaves.items()}
 
 
-per_token = torch.rand(N, generator=seeded(9), dtype=torch.float64)
+per_token = torch.rand(N, generator=seeded(348), dtype=torch.float64)
+"""With this seed every ratio stays 3 % away from where an option begins to clip it: no rounding of bf16 decides what is clipped."""
 OPTIONS = {
     "plain": {},
     "on_policy": {"old_logp": None},

@@ -8,7 +8,7 @@ import torch
 from fastsched_kernels import reference
 from fastsched_kernels.linear import linear_token_loss, linear_token_stats, policy_loss
 from fastsched_kernels.reference import Objective
-from fastsched_kernels.testing import assert_no_worse, poisoned_empty, relative_error, seeded
+from fastsched_kernels.testing import assert_no_worse, poisoned_empty, seeded
 from head_problem import OPTIONS, N, V, ours, per_token, problem, truth
 from row_implementations import NAMES, needs_compiled_ops
 
@@ -48,6 +48,7 @@ def test_no_worse_than_pytorch_in_the_same_dtype(dtype, implementation, name):
     eager_loss, eager_out, eager = truth(tensors, target, options, dtype)
     with poisoned_empty():
         loss, out, grads = ours(tensors, target, options, chunk_rows=10, implementation=implementation)
+    assert torch.equal(out.clipped, true_out.clipped)
     assert_no_worse(loss, eager_loss.to(dtype), true_loss, "loss")
     assert_no_worse(out.ratio, eager_out.ratio.to(dtype), true_out.ratio, "ratio")
     assert_no_worse(out.kl, eager_out.kl.to(dtype), true_out.kl, "kl")
@@ -259,37 +260,22 @@ def test_statistics_carry_any_upstream_gradient(implementation):
         torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
-def test_column_filter_is_exact_at_zero_and_drops_by_gradient_not_probability():
-    tensors, numbers, target, old, ref = problem(torch.float32)
-    options = {**numbers, "old_logp": old, "ref_logp": ref, "kl": "exact", "kl_coef": 0.2, "entropy_coef": 0.1}
-    exact = ours(tensors, target, options)
-    tiny = ours(tensors, target, options, filter_eps=1e-9)
-    torch.testing.assert_close(exact[2], tiny[2])
-    assert exact[1].dropped == 0 and tiny[1].dropped < 1e-6
-    coarse = ours(tensors, target, options, filter_eps=0.05)
-    assert 0 < coarse[1].dropped < 0.5
-    torch.testing.assert_close(coarse[0], exact[0])
-    torch.testing.assert_close(coarse[2]["bias"], exact[2]["bias"])
-    assert relative_error(coarse[2]["weight"], exact[2]["weight"]) < 0.5
-    assert not torch.equal(coarse[2]["weight"], exact[2]["weight"])
-
-
 MEMORY_PROGRAM = """
 import re, sys, torch
 from fastsched_kernels.linear import policy_loss
-weight, rows = torch.randn(8192, 64).bfloat16().requires_grad_(), int(sys.argv[1])
-for n in (4096, 32768):
-    hidden, target = torch.randn(n, 64).bfloat16().requires_grad_(), torch.zeros(n, dtype=torch.long)
+weight, rows = torch.randn(8192, 64).requires_grad_(), int(sys.argv[1])
+for n in (2048, 12288):
+    hidden, target = torch.randn(n, 64).requires_grad_(), torch.zeros(n, dtype=torch.long)
     policy_loss(hidden, weight, target, advantage=torch.ones(n), token_weight=1 / n, chunk_rows=rows).loss.backward()
     print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])  # ru_maxrss would start at the parent's peak
 """
 
 
 def test_memory_grows_with_the_hidden_size_and_not_with_the_vocabulary():
-    """kernels.md 8: hidden states and their gradient, 2H bytes a token each, and a few numbers; one token's logits are 16 KB."""
+    """kernels.md 8: hidden states and their gradient, 4H bytes a token each in fp32, and a few numbers; one token's logits are 32 KB."""
     slopes = {}
-    for chunk_rows in (256, 32768):
+    for chunk_rows in (256, 12288):
         out = subprocess.run([sys.executable, "-c", MEMORY_PROGRAM, str(chunk_rows)], capture_output=True, text=True, check=True).stdout
         few, many = (int(line) * 1024 for line in out.split())
-        slopes[chunk_rows] = (many - few) / (32768 - 4096)
-    assert slopes[256] < 2 * (2 * 64 + 28) + 1024 < 8192 < slopes[32768]  # one chunk: the measurement sees logits
+        slopes[chunk_rows] = (many - few) / (12288 - 2048)
+    assert slopes[256] < 2 * (4 * 64 + 28) + 1024 < 16384 < slopes[12288]  # one chunk: the measurement sees logits

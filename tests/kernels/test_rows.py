@@ -3,7 +3,6 @@
 import pytest
 import torch
 from fastsched_kernels import reference, rows_cpp, rows_pytorch
-from fastsched_kernels.columns import active_columns
 from fastsched_kernels.reference import Objective
 from fastsched_kernels.rows_triton import block_size, merge_shards, shard_states, splits, target_logits
 from fastsched_kernels.table import Coefficients
@@ -139,31 +138,6 @@ def test_infinite_kl_with_zero_coefficient_costs_nothing(implementation):
     for module in (implementation, rows_pytorch):
         out = module.policy_rows_(x.clone(), torch.tensor([3]), ref, o, 1.0, None, None, True)
         assert out.loss.isfinite() and out.kl == INF
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_active_columns(dtype):
-    """C++ for bf16 and fp32, PyTorch for fp64."""
-    dz = (logits(50, 5003, torch.bfloat16) * 1e-3).to(dtype)
-    threshold = torch.rand(50, generator=seeded(1)) * 0.02
-    active, sums = active_columns(dz, threshold)
-    assert torch.equal(active, (dz.float().abs() > threshold[:, None]).any(0)) and 0 < active.sum() < 5003
-    torch.testing.assert_close(sums, dz.float().abs().sum(0))
-    dz[3, 4999] = torch.nan
-    assert active_columns(dz, torch.full((50,), 1e9))[0].nonzero().tolist() == [[4999]]
-
-
-@needs_compiled_ops
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_gather_columns_and_add_rows(dtype):
-    dz, columns = logits(7, 301, dtype), torch.tensor([0, 5, 6, 299, 300])
-    assert torch.equal(torch.ops.fastsched_kernels.gather_columns(dz, columns), dz[:, columns])
-    total, part = logits(301, 13), logits(5, 13, dtype, seed=1)
-    expected = total.index_add(0, columns, part.float())
-    torch.ops.fastsched_kernels.add_rows_(total, columns, part)
-    assert torch.equal(total, expected)
-    with pytest.raises(IndexError, match="outside"):
-        torch.ops.fastsched_kernels.gather_columns(dz, columns + 1)
 
 
 @needs_compiled_ops

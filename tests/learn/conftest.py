@@ -1,12 +1,15 @@
 import pytest
 
 from fastsched.engines.models.tiny import random_tiny
-from fastsched.engines.ranks import init_distributed, leave_distributed
+from fastsched.engines.ranks import init_distributed
 
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory):
-    """A tiny random model, and one process group for all modules here: DeepSpeed keeps groups of its own and survives no second one."""
+    return random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def process_group():
+    """A run in this process leaves the group when it ends; whichever tests came before, there is one here."""
     init_distributed()
-    yield random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
-    leave_distributed()

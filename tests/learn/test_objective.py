@@ -189,13 +189,13 @@ def entropies(model_path, responses):
 
 @pytest.mark.parametrize("loss", ["dapo", "gspo"])
 def test_entropy_weighted_advantage(model_path, tmp_path, loss):
-    """algorithms.md 1.4: A + S min(alpha H, |A| / kappa) on every token, nothing masked, a constant for the gradient."""
-    scheduler = SchedulerConfig(temporal=TemporalConfig(mode="linear", proxy="advantage", alpha=0.2, kappa=1.5))
+    """algorithms.md 1.4: A + S min(0.4 H, |A| / 2) on every token, nothing masked, a constant for the gradient."""
+    scheduler = SchedulerConfig(temporal=TemporalConfig(mode="linear", proxy="advantage"))
     knobs = replace(KNOBS, temporal_s=0.6)
     responses, rewards = batch(model_path)
     learner = make(model_path, tmp_path, replace(BASE, loss=loss), scheduler=scheduler)
     flat = group_advantages(rewards, normalise_std=True).reshape(-1)
-    advantages = [a + 0.6 * np.minimum(0.2 * h, abs(a) / 1.5) for a, h in zip(flat, entropies(model_path, responses), strict=True)]
+    advantages = [a + 0.6 * np.minimum(0.4 * h, abs(a) / 2) for a, h in zip(flat, entropies(model_path, responses), strict=True)]
     keep = [np.ones(len(r.token_ids), bool) for r in responses]
     stats, ours = gradient(learner, responses, rewards, knobs)
     assert_same(ours, plain_gradient(model_path, learner.cfg, knobs, responses, rewards, keep=keep, advantages=advantages))
@@ -204,10 +204,9 @@ def test_entropy_weighted_advantage(model_path, tmp_path, loss):
                                                 / sum(len(r.token_ids) for r in responses))
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
-def test_kl_gate_holds_the_tokens_of_low_entropy(model_path, tmp_path, tokens):
-    """control_plane.md 5: beta_t = lambda_KL sigmoid((h0 - mean H of the last n tokens) / width), also over tokens that are masked."""
-    scheduler = SchedulerConfig(kl=KL, kl_gate=KlGateConfig(enabled=True, quantile=0.3, width=0.02, tokens=tokens))
+def test_kl_gate_holds_the_tokens_of_low_entropy(model_path, tmp_path):
+    """control_plane.md 5: beta_t = lambda_KL sigmoid((h0 - H_t) / width), also over tokens that are masked."""
+    scheduler = SchedulerConfig(kl=KL, kl_gate=KlGateConfig(enabled=True, quantile=0.3, width=0.02))
     responses, rewards = batch(model_path)
     learner = make(model_path, tmp_path, replace(BASE, kl="exact"), scheduler=scheduler)
     other = random_tiny(tmp_path / "other", tied=True, seed=5)
@@ -215,8 +214,7 @@ def test_kl_gate_holds_the_tokens_of_low_entropy(model_path, tmp_path, tokens):
     entropy = entropies(model_path, responses)
     h0 = float(np.quantile(np.concatenate(entropy), 0.5))
     knobs = replace(KNOBS, kl_coef=0.5, kl_gate=h0, temporal_s=0.5)
-    window = [np.array([h[max(0, t - tokens + 1):t + 1].mean() for t in range(len(h))]) for h in entropy]
-    scale = [(1 / (1 + np.exp(-(h0 - w) / 0.02))).astype(np.float32) for w in window]
+    scale = [(1 / (1 + np.exp(-(h0 - h) / 0.02))).astype(np.float32) for h in entropy]
     stats, ours = gradient(learner, responses, rewards, knobs)
     truth = dict(keep=suffix(responses, 0.5), reference=other)
     assert_same(ours, plain_gradient(model_path, learner.cfg, knobs, responses, rewards, kl_scale=scale, **truth), 1e-4)

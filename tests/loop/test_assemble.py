@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import MistralConfig
+from transformers import MistralConfig, MistralForCausalLM
 
 from fastsched.config import Config, ConfigError, DataConfig, LearnerConfig, LogConfig, ModelConfig, RolloutConfig, TrainConfig
 from fastsched.loop import assemble
@@ -15,7 +15,8 @@ def test_a_teacher_whose_layers_do_not_see_a_whole_sequence_is_refused(monkeypat
     """The longest sequence is prompt and response; a window that holds it is none."""
     cfg = Config(model=ModelConfig(dtype="float32"), learner=LearnerConfig(loss="opd", teacher="t", kl="none"),
                  data=DataConfig(max_prompt_tokens=20), rollout=RolloutConfig(max_new_tokens=10))
-    windowed = lambda width: lambda *_: SimpleNamespace(config=MistralConfig(sliding_window=width))
+    small = dict(vocab_size=320, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+    windowed = lambda width: lambda *_: MistralForCausalLM(MistralConfig(sliding_window=width, **small))
     monkeypatch.setattr(assemble, "prepare_model", lambda cfg: random_model)
     monkeypatch.setattr(assemble, "DeepSpeedLearner", lambda *_: "engine")
     monkeypatch.setattr(assemble, "load_teacher", windowed(30))

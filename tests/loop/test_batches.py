@@ -24,6 +24,7 @@ from fastsched.config import (
 from fastsched.control.scheduler import Scheduler
 from fastsched.data.rewards import RewardResult
 from fastsched.groups import flat_groups, mixed_groups
+from fastsched.loop import batches
 from fastsched.loop.assemble import assemble_training
 from fastsched.loop.batches import train_batch
 from fastsched.loop.buffers import make_buffer
@@ -31,7 +32,7 @@ from fastsched.record.log import RunLog
 from fastsched.types import Features, Stats
 
 P, G, SCREEN = 6, 5, 2
-SPEED = SchedulerConfig(kind="speed", speed=SpeedConfig(screen=SCREEN, candidates=4, rounds=3))
+SPEED = SchedulerConfig(kind="speed", speed=SpeedConfig(screen=SCREEN, candidates=4))
 STATS = Stats(loss=0.0, entropy=1.0, kl=0.01, kl_kind="exact", drift=0.01, grad_norm=1.0, grad_snr=1.0, clip_fraction=0.0,
               ratio_deviation=0.0, kept_fraction=1.0, flat_groups=0.0, skipped=0, lr=1e-6)
 DOTS = SchedulerConfig(kind="dots", dots=DotsConfig(buffer=8))
@@ -157,9 +158,9 @@ def test_speed_without_a_passing_candidate_ends_its_rounds_and_trains_groups_wit
     monkeypatch.setattr(one.source.scorer.pool, "score", lambda items: RewardResult(np.zeros(len(items)), {}, {}))
     rolled = take_step(one, 1)
     complete(rolled)
-    assert len(one.rollout.calls) == SPEED.speed.rounds and rolled.trained == P and flat_groups(rolled.rewards).all()
+    assert len(one.rollout.calls) == batches.ROUNDS and rolled.trained == P and flat_groups(rolled.rewards).all()
     assert len(one.buffer) == 0 and one.scheduler.sampler.pass_rate == 0.0
-    assert {row for row, n in one.rollout.calls[2] if n == G - SCREEN} <= {row for row, _ in one.rollout.calls[1]}
+    assert {row for row, n in one.rollout.calls[-1] if n == G - SCREEN} <= {row for row, _ in one.rollout.calls[-2]}
 
 
 def test_a_screen_without_log_probabilities_is_not_kept(run):

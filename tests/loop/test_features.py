@@ -153,7 +153,6 @@ def computed(tmp_path, random_model, monkeypatch):
     (["--features.max_tokens", "18"], {"embedding", "difficulty"}),
     (["--features.clusters", "6"], {"cluster"}),
     (["--features.dims", "5"], {"embedding"}),
-    (["--features.fit_rows", "20"], {"embedding"}),
     (["--model.dtype", "bfloat16"], {"embedding", "difficulty"}),
 ])
 def test_every_feature_option_counts(computed, options, changed):

@@ -5,7 +5,7 @@ positions in that order, which moves by at most one rank a visit. State: 14 byte
 """
 
 import zlib
-from typing import Mapping, Optional
+from typing import Mapping
 
 import numpy as np
 
@@ -87,11 +87,11 @@ class AdsSampler:
     is spread over the clusters; only rows of a mini-cluster of a drawn cluster count as feedback. Empty clusters have no weight.
     """
 
-    def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int, features: Optional[Features]):
-        """As samplers.BinSampler; of `features` the clusters and the difficulty."""
+    def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int, features: Features | None):
+        """As PromptSampler; of `features` the clusters and the difficulty."""
         require(features is not None, "scheduler.kind: ads needs the clusters and difficulties that `fastsched cluster` computes")
         require(len(features.cluster) == len(bins), f"scheduler.kind: ads has features of {len(features.cluster)} rows for {len(bins)}")
-        self.cfg, self.bins, self.sizes = cfg, bins, sizes
+        self.cfg, self.bins, self.sizes, self.prompts = cfg, bins, sizes, prompts
         self.cluster, self.members = without_empty(features.cluster)
         self.starts = np.cumsum(self.members) - self.members
         self.order = order_by_difficulty(self.cluster, features.difficulty)
@@ -119,6 +119,11 @@ class AdsSampler:
             lines.append("scheduler.ads.reset: the data holds fewer than two batches, so every step starts again from the easiest prompts "
                          "and equal weights; set it to false, or lower train.prompts_per_step")
         return lines
+
+    def fixed_options(self) -> dict:
+        """JSON of the options that give the state its meaning, by key: a resumed run needs the same."""
+        return {"scheduler.ads.clusters": self.cfg.ads.clusters, "scheduler.ads.size": self.cfg.ads.size,
+                "train.prompts_per_step": self.prompts}
 
     def draw(self, count: int, success: Success) -> Selection:
         """`count` distinct rows, at most P, in random order; `weights` become the bins' shares of this batch."""

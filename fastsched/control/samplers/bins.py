@@ -1,92 +1,70 @@
-"""Which prompts come next: a weight for every bin, exact counts, rows without replacement.
-
-A sampler has `weights` (those of its last draw), `draw(count, success) -> Selection`, `observe(outcomes, success)`,
-`state_dict()` and `load_state_dict(state)`; what it decides depends on its state and on `success` alone. K bins, N rows,
-P prompts.
-"""
-
-from typing import Optional, Union
+"""Samplers that weigh difficulty bins: exact counts a bin, rows without replacement. K bins, N rows, P prompts."""
 
 import numpy as np
 
-from fastsched.config import SchedulerConfig, require
-from fastsched.control.samplers.ads import AdsSampler
-from fastsched.control.samplers.bandits import adarft_observe, adarft_start, adarft_weights, sec_observe, sec_start, sec_weights
+from fastsched.config import SchedulerConfig
 from fastsched.control.samplers.deck import Deck, apportion
-from fastsched.control.samplers.dots import PredictingSampler
-from fastsched.control.samplers.greso import SkippingSampler
-from fastsched.control.samplers.learned import ProgressSampler
-from fastsched.control.samplers.mopps import Posterior, PosteriorSampler
-from fastsched.control.samplers.prompts import PromptSampler, one_part
-from fastsched.control.samplers.replay import ReplaySampler
-from fastsched.control.samplers.speed import ScreeningSampler
-from fastsched.control.samplers.vcrl import VarianceSampler
-from fastsched.control.window import Success, window_weights
+from fastsched.control.samplers.mopps import Posterior
+from fastsched.control.samplers.prompts import one_part
+from fastsched.control.window import Success
 from fastsched.types import Features, Outcomes, Selection
-
-BANDITS = {"sec": (sec_start, sec_weights, sec_observe), "adarft": (adarft_start, adarft_weights, adarft_observe)}
-
-PROMPT_SAMPLERS = {"mopps": PosteriorSampler, "greso": SkippingSampler, "vcrl": VarianceSampler, "replay": ReplaySampler,
-                   "speed": ScreeningSampler, "dots": PredictingSampler, "learned": ProgressSampler}
-
-Sampler = Union["BinSampler", PromptSampler, AdsSampler]
-
-
-def make_sampler(cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
-                 features: Optional[Features] = None) -> Sampler:
-    """The sampler of `scheduler.kind`; arguments as BinSampler's, and `features` for the kinds that need them."""
-    if cfg.kind == "ads":
-        return AdsSampler(cfg, bins, sizes, prompts, seed, features)
-    if cfg.kind in PROMPT_SAMPLERS:
-        return PROMPT_SAMPLERS[cfg.kind](cfg, bins, sizes, prompts, seed, features)
-    return BinSampler(cfg, bins, sizes, prompts, seed)
-
-
-def fixed_weights(sizes: np.ndarray, prompts: int, cfg: SchedulerConfig) -> np.ndarray:
-    """[K] weights of `scheduler.fixed_weights`, equal over the bins that hold prompts by default; they sum to 1."""
-    if cfg.fixed_weights is None:
-        return (sizes > 0) / np.count_nonzero(sizes)
-    weights = np.array(cfg.fixed_weights, dtype=np.float64)
-    key = "scheduler.fixed_weights"
-    require(len(weights) == len(sizes), f"{key}: {len(weights)} weights for {len(sizes)} difficulty bins")
-    empty = np.flatnonzero((weights > 0) & (sizes == 0)).tolist()
-    require(not empty, f"{key}: bins {empty} have weight but hold no prompt; set their weight to 0")
-    held = int(sizes[weights > 0].sum())
-    require(held >= prompts, f"{key}: the bins with weight hold {held} prompts, a batch needs {prompts} distinct ones; "
-                             "lower train.prompts_per_step")
-    return weights / weights.sum()
 
 
 class BinSampler:
-    """`adaptive`, `fixed`, `uniform`, `sec` and `adarft`: they differ in the bin weights only.
+    """Base of the samplers that differ in the bin weights only: `start`, `weigh` and `learn`; as it stands, equal weights.
 
     Inside a bin prompts come in deck order or, with `scheduler.inside_bins posterior`, as MoPPS chooses them: of a random pool of the
     bin those whose sampled success is nearest to 1/2, and `weight_floor` of them in deck order.
     """
 
-    def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int):
-        """bins: [N] unsigned integers in [0, K); sizes: [K] int64; prompts: the batch size P, at most N."""
-        self.cfg, self.sizes = cfg, sizes
+    def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
+                 features: Features | None = None):
+        """bins: [N] unsigned integers in [0, K); sizes: [K] int64; prompts: the batch size P, at most N. `features` are not used."""
+        self.cfg, self.sizes, self.available = cfg, sizes, sizes > 0
         self.deck = Deck(bins, sizes, seed)
         self.rng = np.random.Generator(np.random.PCG64(seed))
-        equal = (sizes > 0) / np.count_nonzero(sizes)
-        start = {"fixed": fixed_weights(sizes, prompts, cfg), "uniform": sizes / sizes.sum()}
-        self.weights = start.get(cfg.kind, equal)
-        self.bandit = BANDITS[cfg.kind][0](len(sizes)) if cfg.kind in BANDITS else []
+        self.weights = self.start(prompts)
+        self.bandit: list[float] = []  # what `learn` knows
         self.posterior = Posterior(len(bins), cfg.mopps.decay) if cfg.inside_bins == "posterior" else None
         self.drawn = np.zeros(0, np.int64)  # rows since the last `observe`
+
+    def start(self, prompts: int) -> np.ndarray:
+        """[K] weights before anything is known, for batches of P; equal over the bins that hold prompts."""
+        return self.available / np.count_nonzero(self.available)
+
+    def weigh(self, success: Success) -> np.ndarray:
+        """[K] weights, which sum to 1; asked for every `update_every` steps."""
+        return self.weights
+
+    def learn(self, outcomes: Outcomes) -> None:
+        """Take in a step."""
+
+    def fixed_options(self) -> dict:
+        """JSON of the options that give the state its meaning, by key: a resumed run needs the same."""
+        return {}
+
+    def notes(self) -> list[str]:
+        """What differs from what the configuration seems to ask for, for the log."""
+        return one_part(f"scheduler.kind {self.cfg.kind}", self.sizes) if self.cfg.traits.weights_move else []
+
+    def floored(self, weights: np.ndarray) -> np.ndarray:
+        """[K] `weight_floor` of the batch spread evenly over the bins that hold prompts, the rest by `weights`."""
+        return (1 - self.cfg.weight_floor) * weights + self.cfg.weight_floor * self.available / self.available.sum()
 
     def draw(self, count: int, success: Success) -> Selection:
         """`count` distinct rows in random order, so that every rank gets the same mix of difficulties."""
         if success.steps % self.cfg.update_every == 0:
-            self.weights = self._weigh(success)
+            self.weights = self.weigh(success)
         counts = apportion(self.weights, count, self.sizes, self.rng.random())
         rows = self.rng.permutation(self._near_half(counts) if self.posterior else self.deck.draw_others(counts, self.drawn))
         self.drawn = np.concatenate([self.drawn, rows])
         return Selection(rows=rows, bins=self.deck.bins[rows].astype(np.int64))
 
-    def notes(self) -> list[str]:
-        return one_part(f"scheduler.kind {self.cfg.kind}", self.sizes) if self.cfg.kind in ("adaptive", *BANDITS) else []
+    def observe(self, outcomes: Outcomes, success: Success) -> None:
+        self.learn(outcomes)
+        self.drawn = np.zeros(0, np.int64)
+        if self.posterior:
+            self.posterior.observe(outcomes, success.r_threshold)
 
     def _near_half(self, counts: np.ndarray) -> np.ndarray:
         """[sum(counts)] distinct rows, `counts[b]` of bin b: a share of the floor in deck order, the rest nearest to 1/2 of a pool."""
@@ -108,22 +86,6 @@ class BinSampler:
             return pool
         whole = [self.deck.rows[start:start + size] for start, size in zip(self.deck.starts[few], self.sizes[few], strict=True)]
         return np.union1d(pool, np.setdiff1d(np.concatenate(whole), taken)).astype(np.int64)
-
-    def _weigh(self, success: Success) -> np.ndarray:
-        available = self.sizes > 0
-        if self.cfg.kind == "adaptive":
-            return window_weights(success, available, self.cfg)
-        if self.cfg.kind not in BANDITS:
-            return self.weights
-        weights = BANDITS[self.cfg.kind][1](self.bandit, available, self.cfg)
-        return (1 - self.cfg.weight_floor) * weights + self.cfg.weight_floor * available / available.sum()
-
-    def observe(self, outcomes: Outcomes, success: Success) -> None:
-        if self.cfg.kind in BANDITS:
-            self.bandit = BANDITS[self.cfg.kind][2](self.bandit, outcomes, self.cfg)
-        self.drawn = np.zeros(0, np.int64)
-        if self.posterior:
-            self.posterior.observe(outcomes, success.r_threshold)
 
     def state_dict(self) -> dict:
         return {"weights": self.weights.tolist(), "rng": self.rng.bit_generator.state, "deck": self.deck.state_dict(),

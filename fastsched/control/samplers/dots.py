@@ -1,10 +1,8 @@
 """DOTS (arXiv 2506.05316, algorithms.md 3): success of candidates predicted from prompts rolled out lately, nearest to 1/2 first.
 
-The replay of past groups that goes with it: fastsched/batches.py. N prompts, D width of an embedding, R references.
+The replay of past groups that goes with it: loop/batches.py. N prompts, D width of an embedding, R references.
 State: the references and the recent outcomes; nothing a prompt.
 """
-
-from typing import Optional
 
 import numpy as np
 
@@ -14,6 +12,9 @@ from fastsched.control.window import Success
 from fastsched.groups import successes_by_row
 from fastsched.types import Features, Outcomes, Selection
 
+REFERENCES = 256  # prompts rolled out last whose success predicts that of others; published
+REFRESH = 2  # steps between two looks at the references and two fits of the calibration; published
+TEMPERATURE = 1e-3  # of the softmax over candidates by distance of predicted success to 1/2; published
 CANDIDATES = 1024  # predicted for a batch at most, unless twice the batch is more: a step of 512 prompts then stays below 5 ms
 PRIOR_REFERENCES = 16  # how many references a slope of 0 counts in the fit of the calibration
 
@@ -50,10 +51,10 @@ def calibration(references: np.ndarray, success: np.ndarray) -> tuple[float, flo
 
 
 class PredictingSampler(PromptSampler):
-    """Of a random pool, prompts with weights softmax(-|p_hat - 1/2| / temperature); `weight_floor` of the batch in deck order."""
+    """Of a random pool, prompts with weights softmax(-|p_hat - 1/2| / TEMPERATURE); `weight_floor` of the batch in deck order."""
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
-                 features: Optional[Features] = None):
+                 features: Features | None = None):
         """ConfigError without embeddings, or when they belong to other rows."""
         super().__init__(cfg, bins, sizes, prompts, seed, features)
         require(features is not None, "scheduler.kind: dots needs the embeddings of the prompts; run `fastsched cluster` with this "
@@ -76,7 +77,7 @@ class PredictingSampler(PromptSampler):
         return attention(self._embedded(rows), self.reference_embedding, self.reference_success)
 
     def draw(self, count: int, success: Success) -> Selection:
-        if success.steps % self.cfg.dots.refresh == 0:
+        if success.steps % REFRESH == 0:
             self._refer(np.array(list(self.recent), np.int64), np.array(list(self.recent.values())))
         in_order = self.in_order(self.dithered(self.cfg.weight_floor * count), np.zeros(0, np.int64))
         size = min(self.cfg.dots.pool * count, max(CANDIDATES, 2 * count), len(self.bins))
@@ -85,7 +86,7 @@ class PredictingSampler(PromptSampler):
         keys = self.rng.gumbel(size=len(pool))
         if len(self.reference_rows):
             scale, bias = self.line
-            keys -= np.abs(np.clip(scale * self.predict(pool) + bias, 0, 1) - 0.5) / self.cfg.dots.temperature
+            keys -= np.abs(np.clip(scale * self.predict(pool) + bias, 0, 1) - 0.5) / TEMPERATURE
         best = np.argpartition(-keys, need - 1)[:need] if 0 < need < len(pool) else np.arange(need)
         return self.selection(np.concatenate([in_order, pool[best]]))
 
@@ -95,7 +96,7 @@ class PredictingSampler(PromptSampler):
         for row, p in zip(rows.tolist(), (good / scored).tolist(), strict=True):
             self.recent.pop(row, None)
             self.recent[row] = p
-        for row in list(self.recent)[:max(len(self.recent) - self.cfg.dots.reference, 0)]:
+        for row in list(self.recent)[:max(len(self.recent) - REFERENCES, 0)]:
             del self.recent[row]
 
     def own_state(self) -> dict:

@@ -3,8 +3,6 @@
 N prompts, P of them a batch. State: one byte a prompt beside the deck's.
 """
 
-from typing import Optional
-
 import numpy as np
 
 from fastsched.arrays import from_text, to_text
@@ -15,6 +13,7 @@ from fastsched.types import Features, Outcomes, Selection
 
 LEAST = 0.01  # probability with which a prompt is drawn however often it was flat
 STEP, LOW, HIGH = 0.01, 0.05, 0.95  # one move of p_easy and p_hard, and their bounds
+FLAT_SHARE = 0.25  # of the groups of a batch aimed at; published
 EASY_SHARE = 1 / 3  # of the flat prompts aimed at; the rest are hard
 CANDIDATES = 64  # for each prompt of a batch, at most every row once, before the batch is filled up without skipping
 
@@ -23,7 +22,7 @@ class SkippingSampler(PromptSampler):
     """Deck order; a prompt flat in its last z visits is kept with probability max(p^z, 0.01), p by whether it was solved."""
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
-                 features: Optional[Features] = None):
+                 features: Features | None = None):
         super().__init__(cfg, bins, sizes, prompts, seed, features)
         self.streak = np.zeros(len(bins), np.int8)  # visits in a row with equal rewards; negative where the last was unsolved
         self.easy = self.hard = 0.5
@@ -45,7 +44,7 @@ class SkippingSampler(PromptSampler):
         return np.maximum(np.where(streak < 0, self.hard, self.easy) ** np.abs(streak), LEAST)
 
     def learn(self, outcomes: Outcomes, success: Success) -> None:
-        """Groups without a score change nothing. p_easy and p_hard move towards `greso.flat_share` of flat groups."""
+        """Groups without a score change nothing. p_easy and p_hard move towards FLAT_SHARE of flat groups."""
         scored = np.isfinite(outcomes.rewards)
         some = scored.any(1)
         rows, rewards, scored = outcomes.rows[some], outcomes.rewards[some], scored[some]
@@ -56,9 +55,8 @@ class SkippingSampler(PromptSampler):
         for row, is_flat, is_solved in zip(rows.tolist(), flat.tolist(), solved.tolist(), strict=True):
             length = min(abs(int(self.streak[row])) + 1, 127) if is_flat else 0
             self.streak[row] = length if is_solved else -length
-        share = self.cfg.greso.flat_share
-        self.easy = self._moved(self.easy, np.mean(flat & solved), share * EASY_SHARE)
-        self.hard = self._moved(self.hard, np.mean(flat & ~solved), share * (1 - EASY_SHARE))
+        self.easy = self._moved(self.easy, np.mean(flat & solved), FLAT_SHARE * EASY_SHARE)
+        self.hard = self._moved(self.hard, np.mean(flat & ~solved), FLAT_SHARE * (1 - EASY_SHARE))
 
     @staticmethod
     def _moved(p: float, seen: float, wanted: float) -> float:

@@ -6,7 +6,6 @@ on it since then, is the reward of the context it had at that visit. State: O(A 
 """
 
 import zlib
-from typing import Optional
 
 import numpy as np
 
@@ -27,7 +26,7 @@ ARM_STATE = ("p", "length", "trend", "tokens", "visit")
 
 
 def arms_of(cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray,
-            features: Optional[Features]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            features: Features | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """([N] unsigned arm of each row, [A] rows of each arm, [A] difficulty rank of each arm in [0, 1])."""
     if cfg.learned.arms == "bins":
         return bins, sizes, np.linspace(0, 1, len(sizes))
@@ -46,7 +45,7 @@ class ProgressSampler(PromptSampler):
     """Arms by softmax of their upper confidence bound, with the floor of `weight_floor`; inside an arm in deck order."""
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
-                 features: Optional[Features] = None):
+                 features: Features | None = None):
         arms, self.members, self.difficulty = arms_of(cfg, bins, sizes, features)
         self.checksum = zlib.crc32(np.ascontiguousarray(arms).tobytes())  # of the arm of every row
         super().__init__(cfg, bins, sizes, prompts, seed, features, parts=(arms, self.members))
@@ -55,7 +54,7 @@ class ProgressSampler(PromptSampler):
         self.trend, self.tokens, self.visit = np.zeros(arms), np.zeros(arms), np.zeros(arms)
         self.context = np.zeros((arms, width))  # of the last visit
         self.gram, self.moment = np.zeros((width, width)), np.zeros(width)  # sums of x x^T and of reward x
-        self.scale: Optional[float] = None  # mean size of a reward
+        self.scale: float | None = None  # mean size of a reward
         self.arm_weights = (self.members > 0) / np.count_nonzero(self.members)
 
     def draw(self, count: int, success: Success) -> Selection:
@@ -66,6 +65,9 @@ class ProgressSampler(PromptSampler):
 
     def notes(self) -> list[str]:
         return one_part("scheduler.kind learned", self.members)
+
+    def fixed_options(self) -> dict:
+        return {"scheduler.learned.arms": self.cfg.learned.arms, "checksum of the bin or cluster of every prompt": self.checksum}
 
     def features(self, step: int) -> np.ndarray:
         """[A, d] context of every arm; an arm never scored counts as p = 1/2 and of mean length."""

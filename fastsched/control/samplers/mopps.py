@@ -3,8 +3,6 @@
 N prompts, P of them a batch. State: 8 bytes a prompt for the posterior beside the deck's.
 """
 
-from typing import Optional
-
 import numpy as np
 
 from fastsched.arrays import from_text, to_text
@@ -50,7 +48,7 @@ class PosteriorSampler(PromptSampler):
     """Of a random pool, the prompts whose sampled success is nearest to 1/2; `weight_floor` of the batch comes in deck order."""
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
-                 features: Optional[Features] = None):
+                 features: Features | None = None):
         super().__init__(cfg, bins, sizes, prompts, seed, features)
         self.posterior = Posterior(len(bins), cfg.mopps.decay)
 

@@ -1,7 +1,5 @@
 """What the samplers by prompt have in common: all rows in deck order, one generator, the bins of a batch, the state. N rows."""
 
-from typing import Optional
-
 import numpy as np
 
 from fastsched.config import SchedulerConfig
@@ -25,7 +23,7 @@ class PromptSampler:
     """
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
-                 features: Optional[Features] = None, parts: Optional[tuple[np.ndarray, np.ndarray]] = None):
+                 features: Features | None = None, parts: tuple[np.ndarray, np.ndarray] | None = None):
         """bins: [N] unsigned integers in [0, K); sizes: [K] int64 rows in each bin; prompts: the batch size P, at most N.
 
         parts: [N] unsigned part of every row and [M] rows of each part, which then have an order each; by default one for all rows.
@@ -54,6 +52,10 @@ class PromptSampler:
     def notes(self) -> list[str]:
         """What differs from what the configuration seems to ask for, for the log."""
         return []
+
+    def fixed_options(self) -> dict:
+        """JSON of the options that give the state its meaning, by key: a resumed run needs the same."""
+        return {}
 
     def in_order(self, count: int, taken: np.ndarray) -> np.ndarray:
         """[count] distinct rows in deck order, none of `taken` ([M], which count as visited); count + M is at most N."""

@@ -3,8 +3,6 @@
 State: the memory of past prompts, nothing a prompt.
 """
 
-from typing import Optional
-
 import numpy as np
 
 from fastsched.config import SchedulerConfig
@@ -18,7 +16,7 @@ class ReplaySampler(PromptSampler):
     """Deck order; outside the window, `share` of the batch comes from memory, and none once success is inside again."""
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
-                 features: Optional[Features] = None):
+                 features: Features | None = None):
         super().__init__(cfg, bins, sizes, prompts, seed, features)
         self.memory: dict[int, float] = {}  # row -> its last success rate, the longest unvisited first
 

@@ -1,11 +1,10 @@
-"""SPEED-RL (arXiv 2506.09016, algorithms.md 3): how many candidates to screen. What becomes of them: fastsched/batches.py.
+"""SPEED-RL (arXiv 2506.09016, algorithms.md 3): how many candidates to screen. What becomes of them: loop/batches.py.
 
 State: one number.
 """
 
 import math
 from dataclasses import replace
-from typing import Optional
 
 import numpy as np
 
@@ -23,9 +22,9 @@ class ScreeningSampler(PromptSampler):
     """Candidates in deck order, `screen` responses each, as many as the share that passes the screen asks for."""
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
-                 features: Optional[Features] = None):
+                 features: Features | None = None):
         super().__init__(cfg, bins, sizes, prompts, seed, features)
-        self.pass_rate: Optional[float] = None  # smoothed share of candidates with 0 < success rate < 1
+        self.pass_rate: float | None = None  # smoothed share of candidates with 0 < success rate < 1
 
     def candidates(self, count: int) -> int:
         """Of which about `count` will pass: ceil(count / pass rate), at most `speed.candidates` times `count`."""

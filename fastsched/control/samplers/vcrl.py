@@ -4,8 +4,6 @@ Group variance p = sigma^2 / sigma^2_max with sigma^2 = k (G - k) / (G (G - 1)),
 kappa and the rules of the bank are not published; ours are those of config.VcrlConfig. State: the bank, nothing a prompt.
 """
 
-from typing import Optional
-
 import numpy as np
 
 from fastsched.config import SchedulerConfig
@@ -25,7 +23,7 @@ class VarianceSampler(PromptSampler):
     """`bank_share` of a batch from the bank, highest variance first; the rest in deck order. A visit scores a prompt anew."""
 
     def __init__(self, cfg: SchedulerConfig, bins: np.ndarray, sizes: np.ndarray, prompts: int, seed: int,
-                 features: Optional[Features] = None):
+                 features: Features | None = None):
         super().__init__(cfg, bins, sizes, prompts, seed, features)
         self.bank: dict[int, tuple[float, int]] = {}  # row -> (variance, step of the last visit)
 

@@ -54,12 +54,16 @@ class DeepSpeedLearner:
             optimizer.register_step_pre_hook(self._clip_plain)
 
     def _deepspeed_config(self) -> dict[str, Any]:
+        bf16 = self.dtype == torch.bfloat16
         return {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
             "managed_gradient_accumulation": False,
             "gradient_clipping": self.cfg.grad_clip if self.cfg.zero_stage else 0.0,
-            "bf16": {"enabled": self.dtype == torch.bfloat16},
+            "bf16": {"enabled": bf16, "immediate_grad_update": bf16},
+            # bf16 gradients are added up, over micro-batches and over ranks, in fp32: a bf16 sum of hundreds stops growing.
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "communication_data_type": "fp32",
             "zero_optimization": {"stage": self.cfg.zero_stage, "overlap_comm": False},
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 10**9,

@@ -5,6 +5,7 @@ from typing import Sequence
 import deepspeed
 import torch
 from deepspeed import comm
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import nn
 
 from fastsched.engines.learner.shards import Fragment
@@ -22,7 +23,9 @@ class MasterShards:
         optimizer = self.engine.optimizer
         if self.stage == 3:
             return optimizer.fp32_partitioned_groups_flat
-        if self.stage in (1, 2):
+        if isinstance(optimizer, BF16_Optimizer):  # stage 1 of a bf16 model, whose gradients are summed in fp32
+            return optimizer.fp32_groups_flat_partition
+        if self.partitioned:
             return optimizer.single_partition_of_fp32_groups
         return list(self.policy.parameters())
 
@@ -100,10 +103,12 @@ class MasterShards:
         return full.narrow(0, 0, parameter.ds_numel).view(parameter.ds_shape)
 
     def discard_gradients(self) -> None:
-        """Forget the gradients accumulated since the last step."""
+        """Forget the gradients accumulated since the last step, wherever the stage keeps its sum."""
         optimizer = self.engine.optimizer
-        if self.stage in (1, 2):
-            for group in optimizer.averaged_gradients:
-                optimizer.averaged_gradients[group] = None
+        if self.stage == 2:
+            optimizer.averaged_gradients.clear()  # the sum of a bf16 model
+            optimizer.all_grad_tensors.clear()  # the sum of an fp32 model
+        elif self.stage == 3:
+            optimizer.grad_partitions_flat_buffer.zero_()
         optimizer.zero_grad()
         self.engine.zero_grad()

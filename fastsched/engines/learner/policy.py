@@ -5,16 +5,21 @@ from typing import Any, Callable, Optional
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fastsched.engines.models.loading import backbone_and_head
 from fastsched.types import COMMON, Head, MicroBatch
 
 
 class Policy(nn.Module):
-    """`forward(micro, loss)`: packed tokens -> hidden states of the R trained tokens -> `loss(Head)`."""
+    """`forward(micro, loss)`: packed tokens -> hidden states of the R trained tokens -> `loss(Head)`.
+
+    Without dropout, as the sampler computes them: with it a policy would differ from itself.
+    """
 
     def __init__(self, model: nn.Module):
         super().__init__()
+        turn_off_dropout(model)
         split = backbone_and_head(model)
         self.model = model
         self.head = _HeadModule(split.weight, split.bias, split.softcap)
@@ -28,6 +33,16 @@ class Policy(nn.Module):
             input_ids=move(micro.input_ids), position_ids=move(micro.position_ids), attention_mask=mask, use_cache=False
         ).last_hidden_state
         return self.head(hidden.flatten(0, 1).index_select(0, move(micro.rows)), loss)
+
+
+def turn_off_dropout(model: nn.Module) -> None:
+    """Evaluation mode for every module, except that layers which recompute their activations still do so in backward."""
+    model.eval()
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer) and layer.gradient_checkpointing:
+            layer.training = True  # this layer alone: it recomputes in training mode only
+            for name in [n for n, value in vars(layer).items() if "drop" in n and isinstance(value, float)]:
+                setattr(layer, name, 0.0)
 
 
 class _HeadModule(nn.Module):

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.utils import is_flash_attn_2_available
 
 from fastsched.config import ConfigError, ModelConfig, default_cache_dir
-from fastsched.engines.models import tiny
+from fastsched.engines.models import shipped, tiny
 
 NOT_DOWNLOADED = ("original/*", "*.gguf", "*.pth", "*.onnx", "*.h5", "*.msgpack")
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
@@ -55,7 +55,8 @@ def resolve_model(
 
     A local folder is returned as it is; `builtin:` models are made once under `cache_dir` and named by the hash of
     their recipe; anything else is a hub name. `warm_start_rows` (prompt, answer, bin) are what `builtin:tiny` is
-    trained on, and part of its hash. Raises ConfigError naming model.name when the model cannot be had.
+    trained on, and part of its hash; a policy of these rows and this accuracy that the package brings is taken instead.
+    Raises ConfigError naming model.name when the model cannot be had.
     """
     cache = cache_dir or default_cache_dir()
     if cfg.name == "builtin:smollm2":
@@ -64,6 +65,9 @@ def resolve_model(
     if cfg.name == "builtin:tiny":
         if not warm_start_rows:
             raise ConfigError("model.name: builtin:tiny is made by supervised warm start and needs warm_start_rows")
+        policy = shipped.shipped(warm_start_rows, cfg.warm_start_accuracy)
+        if policy:
+            return build_once(cache, "tiny", f"{policy.sha256}; {shipped.TOKENIZER}", lambda path: shipped.unpack(policy, path))
         recipe = tiny.recipe(warm_start_rows, cfg.warm_start_accuracy)
         return build_once(
             cache, "tiny", recipe, lambda path: tiny.warm_start(path, warm_start_rows, cfg.warm_start_accuracy)

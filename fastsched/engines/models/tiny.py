@@ -71,6 +71,11 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         vocab_size=VOCAB, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
     )
     bpe.train_from_iterator(_corpus(), trainer)
+    return in_chat_form(bpe)
+
+
+def in_chat_form(bpe: Tokenizer) -> PreTrainedTokenizerFast:
+    """The BPE with the special tokens and the chat template of the tiny model."""
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token="<|im_end|>",
@@ -87,7 +92,7 @@ def random_tiny(path: Path, tied: bool = True, seed: int = 0) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(tiny_config(tied=tied))
-    _save(model, tiny_tokenizer(), path)
+    save(model, tiny_tokenizer(), path)
     return path
 
 
@@ -97,7 +102,8 @@ def _corpus() -> list[str]:
     return [s.format(a=a, b=b, c=a + b if "+" in s or "sum" in s else a - b) for a, b in numbers for s in SENTENCES]
 
 
-def _save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
+    """Writes the model folder."""
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
@@ -146,7 +152,7 @@ def _warm_start(path: Path, rows: Sequence[WarmStartRow], accuracy: float) -> li
     for step in range(1, MAX_STEPS + 1):
         _train_step(model, optimizers, data.take(_draw(bins, rng)), min(1.0, step / WARMUP))
         if step % CHECK_EVERY == 0 and expected_accuracy(model, data.take(bins[0][:CHECK_ROWS])) >= accuracy:
-            _save(model, tokenizer, path)
+            save(model, tokenizer, path)
             return [expected_accuracy(model, data.take(index[:CHECK_ROWS])) for index in bins]
     raise ConfigError(f"model.warm_start_accuracy: {accuracy} was not reached in {MAX_STEPS} steps; lower it")
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fastsched.config import ConfigError, DotsConfig, SchedulerConfig
+from fastsched.control.samplers import dots
 from fastsched.control.samplers.dots import PredictingSampler, attention, calibration
 from fastsched.control.window import unknown_success
 from fastsched.types import Features, Outcomes
@@ -22,8 +23,9 @@ def features(rows=N):
                     (embedding / np.linalg.norm(embedding, axis=1, keepdims=True)).astype(np.float16))
 
 
-def sampler(floor=0.0, prompts=20, **dots):
-    return PredictingSampler(SchedulerConfig(kind="dots", weight_floor=floor, dots=DotsConfig(**dots)), BINS, SIZES, prompts, 0, features())
+def sampler(floor=0.0, prompts=20, **options):
+    cfg = SchedulerConfig(kind="dots", weight_floor=floor, dots=DotsConfig(**options))
+    return PredictingSampler(cfg, BINS, SIZES, prompts, 0, features())
 
 
 def true_p(rows):
@@ -78,14 +80,17 @@ def test_prompts_predicted_near_one_half_are_drawn():
     assert all(len(set(rows.tolist())) == 20 for rows in drawn)
 
 
-def test_temperature_and_pool_decide_how_strictly():
-    strict, loose, narrow = (np.mean([np.abs(true_p(rows) - 0.5).mean() for rows in drive(sampler(**change), 60)[30:]])
-                             for change in ({"pool": 8}, {"pool": 8, "temperature": 10.0}, {"pool": 1}))
-    assert strict < 0.8 * loose and strict < 0.8 * narrow
+def test_temperature_and_pool_decide_how_strictly(monkeypatch):
+    distance = lambda pool: np.mean([np.abs(true_p(rows) - 0.5).mean() for rows in drive(sampler(pool=pool), 60)[30:]])
+    strict, narrow = distance(8), distance(1)
+    monkeypatch.setattr(dots, "TEMPERATURE", 10.0)
+    assert strict < 0.8 * distance(8) and strict < 0.8 * narrow
 
 
-def test_references_are_the_prompts_rolled_out_last_and_stand_until_the_next_refresh():
-    one = sampler(reference=30, refresh=3)
+def test_references_are_the_prompts_rolled_out_last_and_stand_until_the_next_refresh(monkeypatch):
+    monkeypatch.setattr(dots, "REFERENCES", 30)
+    monkeypatch.setattr(dots, "REFRESH", 3)
+    one = sampler()
     drawn = drive(one, 3)
     assert len(one.reference_rows) == 0
     drawn += drive(one, 1, seed=1)  # step 0 again: a refresh
@@ -113,7 +118,7 @@ def test_embeddings_are_needed_and_must_be_those_of_the_data():
         PredictingSampler(cfg, BINS, SIZES, 20, 0, features(N - 1))
 
 
-@pytest.mark.parametrize("changes", [{"reference": 0}, {"refresh": 0}, {"pool": 0}, {"buffer": 0}, {"temperature": 0.0}, {"replay": 1.0}])
+@pytest.mark.parametrize("changes", [{"pool": 0}, {"buffer": 0}, {"max_age": 0}, {"replay": 1.0}])
 def test_options_that_make_no_sense_are_refused(changes):
     with pytest.raises(ConfigError, match="scheduler.dots"):
         DotsConfig(**changes)

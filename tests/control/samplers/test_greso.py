@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fastsched.config import GresoConfig, SchedulerConfig
-from fastsched.control.samplers.greso import SkippingSampler
+from fastsched.config import SchedulerConfig
+from fastsched.control.samplers.greso import FLAT_SHARE, SkippingSampler
 from fastsched.control.window import unknown_success
 from fastsched.types import Outcomes
 
@@ -11,8 +11,8 @@ BINS = np.repeat(np.arange(2), SIZES).astype(np.uint16)
 UNKNOWN = unknown_success(2, 0.5)
 
 
-def sampler(**greso):
-    return SkippingSampler(SchedulerConfig(kind="greso", greso=GresoConfig(**greso)), BINS, SIZES, 10, 0)
+def sampler():
+    return SkippingSampler(SchedulerConfig(kind="greso"), BINS, SIZES, 10, 0)
 
 
 def outcomes(rows, rewards):
@@ -36,8 +36,9 @@ def test_streaks_count_flat_visits_and_end_with_a_varied_one():
 
 
 def test_probabilities_move_towards_the_share_of_flat_groups():
-    one = sampler(flat_share=0.3)  # a tenth easy, a fifth hard
-    one.observe(outcomes([0, 1, 2, 3], [[1, 1], [1, 0], [1, 0], [1, 0]]), UNKNOWN)
+    one = sampler()
+    assert FLAT_SHARE == 0.25  # 1/12 easy, 1/6 hard
+    one.observe(outcomes([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [[1, 1]] + [[0, 0]] + [[1, 0]] * 8), UNKNOWN)  # a tenth of either
     assert (one.easy, one.hard) == (pytest.approx(0.49), pytest.approx(0.51))
     for _ in range(100):
         one.observe(outcomes([0, 1], [[1, 1], [1, 1]]), UNKNOWN)

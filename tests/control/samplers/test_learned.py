@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from fastsched.config import ConfigError, LearnedConfig, SchedulerConfig
-from fastsched.control.samplers.bins import make_sampler
 from fastsched.control.samplers.learned import CLIP, FEATURES, ProgressSampler, arms_of
+from fastsched.control.samplers.table import make_sampler
 from fastsched.control.window import unknown_success
 from fastsched.types import Features, Outcomes
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastsched.config import ConfigError, MoppsConfig, SchedulerConfig
-from fastsched.control.samplers.bins import BinSampler, apportion
+from fastsched.control.samplers.deck import apportion
+from fastsched.control.samplers.table import make_sampler
 from fastsched.control.window import unknown_success, window_weights
 from fastsched.types import Outcomes
 
@@ -17,10 +18,10 @@ SEEN = replace(UNKNOWN, bins=(0.95, 0.8, 0.5, 0.1), tried=(True,) * 4)
 
 
 def sampler(prompts=16, **changes):
-    return BinSampler(SchedulerConfig(**changes), BINS, SIZES, prompts, seed=0)
+    return make_sampler(SchedulerConfig(**changes), BINS, SIZES, prompts, seed=0)
 
 
-@settings(deadline=None)
+@settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(any), st.floats(0, 1, exclude_max=True), st.data())
 def test_counts_are_exact_and_fit(sizes, offset, data):
     sizes = np.array(sizes)
@@ -107,7 +108,7 @@ def test_a_posterior_inside_what_are_no_bins_is_refused(kind):
 
 @pytest.mark.parametrize("kind, said", [("adaptive", True), ("sec", True), ("adarft", True), ("uniform", False), ("fixed", False)])
 def test_weighing_a_single_bin_is_said(kind, said):
-    one = BinSampler(SchedulerConfig(kind=kind), np.ones(20, np.uint16), np.array([0, 20]), 10, seed=0)
+    one = make_sampler(SchedulerConfig(kind=kind), np.ones(20, np.uint16), np.array([0, 20]), 10, seed=0)
     assert [f"scheduler.kind {kind} weighs difficulty bins" in line for line in one.notes()] == [True] * said
     assert sampler(kind=kind).notes() == []
 
@@ -115,7 +116,7 @@ def test_weighing_a_single_bin_is_said(kind, said):
 def test_an_empty_bin_is_never_drawn():
     sizes = np.array([50, 0, 50])
     for kind in ("adaptive", "fixed", "uniform"):
-        one = BinSampler(SchedulerConfig(kind=kind), np.repeat([0, 2], 50).astype(np.uint16), sizes, 10, seed=0)
+        one = make_sampler(SchedulerConfig(kind=kind), np.repeat([0, 2], 50).astype(np.uint16), sizes, 10, seed=0)
         assert set(one.draw(10, unknown_success(3, 0.5)).bins.tolist()) == {0, 2} and one.weights[1] == 0
 
 
@@ -127,9 +128,9 @@ def test_an_empty_bin_is_never_drawn():
 def test_fixed_weights_that_cannot_be_kept_are_errors(weights, sizes, message):
     bins = np.repeat(np.arange(3), sizes).astype(np.uint16)
     with pytest.raises(ConfigError, match="scheduler.fixed_weights: .*" + message):
-        BinSampler(SchedulerConfig(kind="fixed", fixed_weights=weights), bins, np.array(sizes), 16, seed=0)
+        make_sampler(SchedulerConfig(kind="fixed", fixed_weights=weights), bins, np.array(sizes), 16, seed=0)
 
 
 def test_seed_decides_the_batch():
-    same = [BinSampler(SchedulerConfig(), BINS, SIZES, 16, seed).draw(16, UNKNOWN).rows.tolist() for seed in (0, 0, 1)]
+    same = [make_sampler(SchedulerConfig(), BINS, SIZES, 16, seed).draw(16, UNKNOWN).rows.tolist() for seed in (0, 0, 1)]
     assert same[0] == same[1] != same[2]

@@ -48,7 +48,7 @@ def test_nothing_passing_asks_for_the_most():
     assert one.candidates(5) == 20
 
 
-@pytest.mark.parametrize("changes", [{"screen": 0}, {"candidates": 0}, {"rounds": 1}])
+@pytest.mark.parametrize("changes", [{"screen": 0}, {"candidates": 0}])
 def test_options_that_make_no_sense_are_refused(changes):
     with pytest.raises(ConfigError, match="scheduler.speed"):
         SpeedConfig(**changes)

@@ -117,7 +117,7 @@ def test_greedy_is_the_argmax_and_its_logp_has_temperature_one(setup):
 
 def test_stop_token_is_kept_length_limit_holds_and_eos_is_no_stop_of_its_own(setup):
     prompts = [prompt(row, 6) for row in range(8)]
-    responses = setup.engine.generate(prompts, Sampling(16, 20), list(range(8)))
+    responses = setup.engine.generate(prompts, Sampling(32, 20), list(range(8)))  # 1,000 tokens: an end token among them is certain
     stopped = [r for r in responses if r.finish_reason == "stop"]
     limited = [r for r in responses if r.finish_reason == "length"]
     assert stopped and limited and len(stopped) + len(limited) == len(responses)
