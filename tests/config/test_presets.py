@@ -2,14 +2,18 @@
 
 import math
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 from whole_run import graded, rows
 
 from fastsched.cli import main
 from fastsched.config.arguments import parse_config, preset_names, preset_path
+from fastsched.control.scheduler import Scheduler
 from fastsched.report.runs import in_window_share, load_run
+from fastsched.types import Features, Outcomes, Stats
 
 CARD_GB = {"scheduler-qwen1.5-0.5b": 40, "scheduler-student": 16, "scheduler-engineer": 40, "scheduler-researcher": 40,
            "scheduler-frontier": 40}
@@ -50,32 +54,27 @@ def test_the_recipes_fit_their_card(capsys, offline, name):
     assert f"{CARD_GB[name]} GB card" in preset_path(name).read_text().splitlines()[0]
 
 
-def test_the_recipes_say_what_was_asked_for():
-    base, student = config("scheduler-qwen1.5-0.5b"), config("scheduler-student")
-    assert (base.data.task, base.data.digits, base.data.size) == ("arithmetic", (1, 2, 3, 4), 300_000)
-    assert (base.train.prompts_per_step, base.train.steps, base.scheduler.update_every) == (32, 200_000, 500)
-    assert (student.data.size, student.train.prompts_per_step, student.train.steps) == (50_000, 16, 80_000)
-    assert student.learner.kl == "none" and student.scheduler.kl.ceiling == 0 < base.scheduler.kl.ceiling
-    assert sum(config("scheduler-engineer").scheduler.window) / 2 == pytest.approx(0.6)
-    assert config("scheduler-researcher").scheduler.window == (0.35, 0.65) and base.scheduler.window == (0.40, 0.60)
-
-
-def test_frontier_gates_the_kl_term_and_the_others_do_not():
-    gated = {name for name in preset_names() if config(name).scheduler.kl_gate.enabled}
-    assert gated == {"scheduler-frontier", "scheduler-frontier-tiny"}
-
-
-def test_ads_has_its_published_settings():
-    """algorithms.md 2.2 to 2.5."""
-    cfg = config("ads-qwen3-4b-base")
-    assert cfg.model.name == "Qwen/Qwen3-4B-Base" and (cfg.train.ranks, cfg.train.prompts_per_step, cfg.train.seed) == (4, 128, 42)
-    ads, features = cfg.scheduler.ads, cfg.features
-    assert (ads.clusters, ads.size, ads.alpha, ads.band, ads.reset) == (4, 32, 0.3, (0.33, 0.67), True)
-    assert (features.clusters, features.dims, features.max_tokens, features.seed) == (64, 128, 4096, 42)
-    assert (cfg.rollout.responses, cfg.rollout.max_new_tokens, cfg.rollout.temperature) == (8, 8192, 1.0)
-    assert (cfg.learner.lr, cfg.learner.updates_per_batch, cfg.learner.drop_unsolved) == (1e-6, 16, True)
-    assert cfg.data.max_prompt_tokens == 2048 and cfg.scheduler.kl.start == 0.001 and cfg.scheduler.entropy.ceiling == 0
-    assert cfg.train.steps == min(800, 10 * ((9000 - cfg.data.eval_per_bin) // 128))  # ten epochs of whole batches
+@pytest.mark.parametrize("name", preset_names())
+def test_the_scheduler_of_a_preset_schedules_its_run(name):
+    """Whole batches of distinct prompts from the first step to the last, and coefficients that stay where the preset bounds them; a
+    temporal schedule has run out at the end, and a gate opens."""
+    cfg = config(name)
+    scheduler, prompts, steps = cfg.scheduler, cfg.train.prompts_per_step, cfg.train.steps
+    rng, rows = np.random.default_rng(0), 4 * prompts + 1
+    features = Features((np.arange(rows) % 8).astype(np.int32), rng.random(rows, np.float32), np.eye(rows, 16, dtype=np.float16) + 0.1)
+    one = Scheduler(scheduler, np.arange(rows) % 4, prompts, steps, cfg.train.seed, features)
+    stats = Stats(loss=0.0, entropy=0.5, kl=0.02, kl_kind=cfg.learner.kl, drift=1.0, grad_norm=1.0, grad_snr=1.0, clip_fraction=0.0,
+                  ratio_deviation=0.0, kept_fraction=1.0, flat_groups=0.0, skipped=0, lr=cfg.learner.lr, entropy_quantile=0.1)
+    for step in (1, 2, 3, steps):
+        one.success = replace(one.success, steps=step - 1)
+        selection, knobs = one.next_prompts(), one.knobs()
+        assert len(set(selection.rows.tolist())) == len(selection.rows) == prompts and sum(knobs.weights) == pytest.approx(1)
+        for value, bounds in ((knobs.kl_coef, scheduler.kl), (knobs.entropy_coef, scheduler.entropy)):
+            assert bounds.floor <= value <= bounds.ceiling
+        assert (knobs.temporal_s > 0) == (scheduler.temporal.mode != "none" and step < steps)
+        assert (knobs.kl_gate is not None) == (scheduler.kl_gate.enabled and step > 1)
+        rewards = (rng.random((prompts, 4)) < 0.5).astype(float)
+        one.observe(Outcomes(selection.rows, selection.bins, rewards, np.ones((prompts, 4), int), np.zeros((prompts, 4), bool)), stats)
 
 
 @pytest.mark.parametrize("name", CARD_GB)
