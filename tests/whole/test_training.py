@@ -227,7 +227,7 @@ def one_rank(command, tmp_path_factory, random_model):
     return reward, folder / "one"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHED)
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "deepspeed", "hostfile"])
 def test_two_ranks_under_a_launcher(fastsched, tmp_path, random_model, one_rank, launcher):
     """The same metrics as one rank in ZeRO-1, to fp32 tolerance: prompts, seeds and denominators are global. In the second step, with
     weights that differ by rounding, a sampled token may be another one. The hosts of the hostfile are two names of this machine, each

@@ -232,6 +232,7 @@ def sampled_accuracy(path: Path, samples: int) -> float:
     return right / (samples * len(ROWS))
 
 
+@pytest.mark.slow
 def test_warm_start_stops_at_the_accuracy_that_sampling_then_shows(warm):
     model = models.load_policy(warm[1], ModelConfig())
     expected = tiny.expected_accuracy(model, tiny.encode(tiny.tiny_tokenizer(), ROWS))
@@ -239,11 +240,12 @@ def test_warm_start_stops_at_the_accuracy_that_sampling_then_shows(warm):
     assert abs(sampled_accuracy(warm[1], samples=64) - expected) < 0.03
 
 
-def test_warm_start_is_cached(warm, monkeypatch):
-    cache, path = warm
+def test_warm_start_is_cached(tmp_path, monkeypatch):
+    made = ModelConfig(warm_start_accuracy=1e-6)  # a few steps
+    path = models.resolve_model(made, tmp_path, warm_start_rows=ROWS)
     before = (path / "model.safetensors").read_bytes()
     monkeypatch.setattr(tiny, "warm_start", None)  # is not called again
-    assert models.resolve_model(ModelConfig(warm_start_accuracy=0.5), cache, warm_start_rows=ROWS) == path
+    assert models.resolve_model(made, tmp_path, warm_start_rows=ROWS) == path
     assert (path / "model.safetensors").read_bytes() == before
 
 
