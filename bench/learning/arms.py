@@ -63,12 +63,12 @@ def train_all(comparison: Comparison) -> None:
 
     ConfigError, before anything runs, for an arm that this version cannot train and for a folder that holds other settings.
     """
-    plan = [(arm, seed) for seed in comparison.seeds for arm in comparison.arms]
-    for arm, seed in plan:
-        check_settings(comparison.folder(arm, seed), comparison.config(arm, seed))
-    for place, (arm, seed) in enumerate(plan, 1):
+    plan = [(arm, seed, comparison.config(arm, seed)) for seed in comparison.seeds for arm in comparison.arms]
+    for arm, seed, wanted in plan:
+        check_settings(comparison.folder(arm, seed), wanted)
+    for place, (arm, seed, wanted) in enumerate(plan, 1):
         print(f"== {comparison.folder(arm, seed)} ({place} of {len(plan)})", flush=True)
-        train(comparison, arm, seed)
+        train(comparison, arm, seed, wanted)
 
 
 def check_settings(folder: Path, wanted: Config) -> None:
@@ -80,10 +80,10 @@ def check_settings(folder: Path, wanted: Config) -> None:
         raise ConfigError(f"{folder} holds a run of other settings: {'; '.join(changes)}. Delete it, or use another --runs")
 
 
-def train(comparison: Comparison, arm: str, seed: int) -> None:
+def train(comparison: Comparison, arm: str, seed: int, wanted: Config) -> None:
     """One run: kept when finished, resumed when interrupted. A run that a guard stopped counts as it is; other errors end all."""
     folder, arguments = comparison.folder(arm, seed), ["--preset", comparison.preset, *comparison.arguments(arm, seed)]
-    if finished(folder, comparison.config(arm, seed)):
+    if finished(folder, wanted):
         print("finished and kept; delete the folder to run it again", flush=True)
         return
     if comparison.arms[arm].cluster:

@@ -3,6 +3,7 @@
 distributed_worker.py OUT MODEL OTHER     OTHER: folder with the checkpoints of another rank count, which are resumed here
 """
 
+import functools
 import json
 import resource
 import sys
@@ -66,14 +67,16 @@ def share(step: int, rank: int, world: int) -> tuple[list[Response], np.ndarray,
     return [r for p in rows for r in responses[p * G:(p + 1) * G]], rewards[rows], knobs
 
 
+@functools.cache
 def budget(world: int, accumulation: int) -> int:
     """The largest token budget under which the rank with most has `accumulation` micro-batches at step 1."""
-    def count(rank: int, tokens: int) -> int:
-        samples = [Sample(r.row, r.prompt_ids, r.token_ids, r.logp, 1.0, np.ones(len(r.token_ids), bool), 1.0)
-                   for r in share(1, rank, world)[0]]
-        return len(pack(samples, token_budget=tokens, share_prompts=False))
+    shares = [[Sample(r.row, r.prompt_ids, r.token_ids, r.logp, 1.0, np.ones(len(r.token_ids), bool), 1.0)
+               for r in share(1, rank, world)[0]] for rank in range(world)]
 
-    return next(t for t in range(1024, 16, -1) if max(count(rank, t) for rank in range(world)) == accumulation)
+    def most(tokens: int) -> int:
+        return max(len(pack(samples, token_budget=tokens, share_prompts=False)) for samples in shares)
+
+    return next(t for t in range(1024, 16, -1) if most(t) == accumulation)
 
 
 def make(model: str, out: Path, stage: int, accumulation: int = 1, balance: bool = False) -> Learner:

@@ -16,6 +16,7 @@ def test_cuda_sources_compile_for_hopper_without_spills(tmp_path):
     assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr and "ema_and_drift_kernel" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 def test_cuda_op_compiles_against_torch(tmp_path):
     """Its host side needs torch's CUDA headers, which CPU wheels ship but for one file that only says how libraries are linked."""

@@ -1,6 +1,7 @@
 """The policy as one module: masks of packed rows."""
 
 import numpy as np
+import pytest
 import torch
 
 from fastsched.config import ModelConfig
@@ -32,6 +33,7 @@ def test_a_token_sees_its_prompt_its_response_and_the_common_beginning():
     assert sees == {1: [0, 1], 4: [0, 1, 2, 3, 4], 6: [0, 1, 2, 5, 6], 9: [0, 1, 7, 8, 9], 10: [0, 1, 7, 8, 10]}
 
 
+@pytest.mark.slow
 def test_flex_attention_sees_what_the_dense_mask_shows(random_model, monkeypatch):
     """Forward only: FlexAttention has no backward pass on a CPU."""
     monkeypatch.setattr(torch._dynamo.config, "disable", False)  # a vLLM engine in this process turned it off

@@ -268,8 +268,8 @@ def test_warm_start_gives_the_same_weights_on_any_number_of_threads(warm, tmp_pa
 
 
 def test_warm_start_that_cannot_reach_the_accuracy_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny, "MAX_STEPS", 25)
-    with pytest.raises(ConfigError, match="model.warm_start_accuracy: 1.5 was not reached in 25 steps"):
+    monkeypatch.setattr(tiny, "MAX_STEPS", 5)
+    with pytest.raises(ConfigError, match="model.warm_start_accuracy: 1.5 was not reached in 5 steps"):
         tiny.warm_start(tmp_path, ROWS, 1.5)
 
 

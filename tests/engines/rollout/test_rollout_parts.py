@@ -91,6 +91,7 @@ def test_left_padding_keeps_absolute_positions_right(tmp_path):
     assert first_difference(prints, engine.layer_fingerprints(), torch.float32) is None
 
 
+@pytest.mark.slow
 def test_two_gloo_ranks_have_one_engine_each_and_keep_their_group(tmp_path):
     folder = random_tiny(tmp_path / "model", tied=True, seed=0)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
