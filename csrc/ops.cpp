@@ -34,35 +34,51 @@ void check_rows(const Tensor& logits, const Tensor& target, const OptionalTensor
   }
 }
 
+// Where dlogits go: over the logits, or beside fp32 logits in the bf16 of the products that follow.
+void check_out(const Tensor& out, const Tensor& logits) {
+  auto type = out.scalar_type();
+  TORCH_CHECK_VALUE(out.sizes() == logits.sizes() && out.stride(1) == 1 && (type == logits.scalar_type() || type == at::kBFloat16),
+                    "out must have the shape of logits, contiguous rows and the dtype of logits or bf16");
+}
+
 void check_numbers(const Tensor& numbers, at::IntArrayRef shape, const char* name) {
   TORCH_CHECK_VALUE(numbers.sizes() == shape && numbers.scalar_type() == at::kFloat && numbers.is_contiguous(), name,
                     " must be contiguous fp32 ", shape, ", got ", numbers.sizes());
 }
 
-Tensor row_stats(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& temperature,
-                 double softcap, const OptionalTensor& target_logit) {
-  check_rows(logits, target, ref_logits);
-  check_numbers(temperature, {temperature.numel() == 1 ? 1 : logits.size(0)}, "temperature");
-  if (target_logit) check_numbers(*target_logit, {logits.size(0)}, "target_logit");
-  return cpu::row_stats(logits, target, ref_logits, temperature, softcap, target_logit);
+void check_fine(const OptionalTensor& target_logit, const OptionalTensor& ref_target_logit, int64_t n) {
+  if (target_logit) check_numbers(*target_logit, {n}, "target_logit");
+  if (ref_target_logit) check_numbers(*ref_target_logit, {n}, "ref_target_logit");
 }
 
-void row_dlogits_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& state,
-                  const Tensor& coefficients, const Tensor& temperature, double softcap) {
+Tensor row_stats(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& temperature,
+                 double softcap, const OptionalTensor& target_logit, const OptionalTensor& ref_target_logit) {
   check_rows(logits, target, ref_logits);
+  check_numbers(temperature, {temperature.numel() == 1 ? 1 : logits.size(0)}, "temperature");
+  check_fine(target_logit, ref_target_logit, logits.size(0));
+  return cpu::row_stats(logits, target, ref_logits, temperature, softcap, target_logit, ref_target_logit);
+}
+
+void row_dlogits_(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& state,
+                  const Tensor& coefficients, const Tensor& temperature, double softcap, const OptionalTensor& target_logit,
+                  const OptionalTensor& ref_target_logit, Tensor& out) {
+  check_rows(logits, target, ref_logits);
+  check_fine(target_logit, ref_target_logit, logits.size(0));
+  check_out(out, logits);
   check_numbers(state, {state::count, logits.size(0)}, "state");
   check_numbers(coefficients, {coefficient::count, logits.size(0)}, "coefficients");
   check_numbers(temperature, {temperature.numel() == 1 ? 1 : logits.size(0)}, "temperature");
-  cpu::row_dlogits_(logits, target, ref_logits, state, coefficients, temperature, softcap);
+  cpu::row_dlogits_(logits, target, ref_logits, state, coefficients, temperature, softcap, target_logit, ref_target_logit, out);
 }
 
-Tensor policy_rows_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& table, int64_t kl_kind,
-                    int64_t flags, double softcap) {
+Tensor policy_rows_(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& table, int64_t kl_kind,
+                    int64_t flags, double softcap, Tensor& out) {
   check_rows(logits, target, ref_logits);
+  check_out(out, logits);
   check_numbers(table, {logits.size(0), column::count}, "table");
   TORCH_CHECK_VALUE(kl_kind >= 0 && kl_kind < kl::count, "unknown KL kind ", kl_kind);
   TORCH_CHECK_VALUE((kl_kind == kl::exact) == ref_logits.has_value(), "exact KL and ref_logits go together");
-  return cpu::policy_rows_(logits, target, ref_logits, table, kl_kind, flags, softcap);
+  return cpu::policy_rows_(logits, target, ref_logits, table, kl_kind, flags, softcap, out);
 }
 
 Tensor ema_and_drift_(at::TensorList avg, at::TensorList params, double alpha) {
@@ -131,9 +147,12 @@ c10::Dict<std::string, int64_t> table_layout() {
 TORCH_LIBRARY(fastsched_kernels, m) {
   m.def("capability() -> str", [] { return std::string(FASTSCHED_CAPABILITY); });
   m.def("table_layout() -> Dict(str, int)", fastsched::table_layout);
-  m.def("row_stats(Tensor logits, Tensor target, Tensor? ref_logits, Tensor temperature, float softcap, Tensor? target_logit) -> Tensor");
-  m.def("row_dlogits_(Tensor(a!) logits, Tensor target, Tensor? ref_logits, Tensor state, Tensor coefficients, Tensor temperature, float softcap) -> ()");
-  m.def("policy_rows_(Tensor(a!) logits, Tensor target, Tensor? ref_logits, Tensor table, int kl, int flags, float softcap) -> Tensor");
+  m.def("row_stats(Tensor logits, Tensor target, Tensor? ref_logits, Tensor temperature, float softcap, Tensor? target_logit, "
+        "Tensor? ref_target_logit) -> Tensor");
+  m.def("row_dlogits_(Tensor logits, Tensor target, Tensor? ref_logits, Tensor state, Tensor coefficients, Tensor temperature, "
+        "float softcap, Tensor? target_logit, Tensor? ref_target_logit, Tensor(a!) out) -> ()");
+  m.def("policy_rows_(Tensor logits, Tensor target, Tensor? ref_logits, Tensor table, int kl, int flags, float softcap, "
+        "Tensor(a!) out) -> Tensor");
   m.def("ema_and_drift_(Tensor(a!)[] avg, Tensor[] params, float alpha) -> Tensor");
   m.def("add_(Tensor(a!) total, Tensor part, bool first) -> ()");
   m.def("active_columns(Tensor dlogits, Tensor threshold) -> (Tensor, Tensor)");

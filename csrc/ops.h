@@ -17,17 +17,18 @@ void check_average(at::TensorList avg, at::TensorList params);
 
 namespace cpu {
 
-// -> [state::count, R]; temperature [R] or [1]; softcap 0: none
+// -> [state::count, R]; temperature [R] or [1]; softcap 0: none; target_logit, ref_target_logit [R]: the target's entry in fp32
 Tensor row_stats(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& temperature,
-                 double softcap, const OptionalTensor& target_logit);
+                 double softcap, const OptionalTensor& target_logit, const OptionalTensor& ref_target_logit);
 
-// state [state::count, R], coefficients [coefficient::count, R]; logits [R, V] become dloss/dlogits
-void row_dlogits_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& state,
-                  const Tensor& coefficients, const Tensor& temperature, double softcap);
+// state [state::count, R], coefficients [coefficient::count, R]; out [R, V], which may be the logits, becomes dloss/dlogits
+void row_dlogits_(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& state,
+                  const Tensor& coefficients, const Tensor& temperature, double softcap, const OptionalTensor& target_logit,
+                  const OptionalTensor& ref_target_logit, Tensor& out);
 
-// table [R, column::count] -> [result::count, R]; kl is a kl::, flags are bits of flag::, with flag::backward the logits become dloss/dlogits
-Tensor policy_rows_(Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& table, int64_t kl,
-                    int64_t flags, double softcap);
+// table [R, column::count] -> [result::count, R]; kl is a kl::, flags are bits of flag::, with flag::backward `out` becomes dloss/dlogits
+Tensor policy_rows_(const Tensor& logits, const Tensor& target, const OptionalTensor& ref_logits, const Tensor& table, int64_t kl,
+                    int64_t flags, double softcap, Tensor& out);
 
 // -> [2] fp64: sum |param - avg|^2, sum |avg|^2 after the update
 Tensor ema_and_drift_(at::TensorList avg, at::TensorList params, double alpha);

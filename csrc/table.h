@@ -8,7 +8,8 @@
 #define FASTSCHED_COLUMNS(_)                                                                              \
   _(column, advantage) _(column, token_weight) _(column, old_logp) _(column, ref_logp) _(column, kl_coef) \
   _(column, entropy_coef) _(column, clip_low) _(column, clip_high) _(column, dual_clip)                   \
-  _(column, rollout_weight) _(column, distill) _(column, temperature) _(column, target_logit)
+  _(column, rollout_weight) _(column, distill) _(column, temperature) _(column, target_logit)   \
+  _(column, ref_target_logit)
 
 #define FASTSCHED_KL_KINDS(_) _(kl, none) _(kl, k1) _(kl, k2) _(kl, k3) _(kl, exact)
 
@@ -25,7 +26,8 @@
   _(result, loss) _(result, logp) _(result, entropy) _(result, kl) _(result, ratio) _(result, clipped) \
   _(result, size)
 
-#define FASTSCHED_FLAGS(_) _(flag, on_policy) _(flag, cispo) _(flag, has_target_logit) _(flag, backward)
+#define FASTSCHED_FLAGS(_) _(flag, on_policy) _(flag, cispo) _(flag, has_target_logit) _(flag, backward) \
+  _(flag, has_ref_target_logit)
 
 #define FASTSCHED_ENUMERATOR(group, name) name,
 
@@ -36,6 +38,6 @@ namespace kl { enum : int64_t { FASTSCHED_KL_KINDS(FASTSCHED_ENUMERATOR) count }
 namespace state { enum : int64_t { FASTSCHED_STATE(FASTSCHED_ENUMERATOR) count }; }
 namespace coefficient { enum : int64_t { FASTSCHED_COEFFICIENTS(FASTSCHED_ENUMERATOR) count }; }
 namespace result { enum : int64_t { FASTSCHED_RESULT(FASTSCHED_ENUMERATOR) count }; }
-namespace flag { enum : int64_t { on_policy = 1, cispo = 2, has_target_logit = 4, backward = 8 }; }  // bits
+namespace flag { enum : int64_t { on_policy = 1, cispo = 2, has_target_logit = 4, backward = 8, has_ref_target_logit = 16 }; }  // bits
 
 }  // namespace fastsched

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fastsched.config import DONE, GUARD, INTERRUPTED, Config, ConfigError
 from fastsched.config.arguments import changed_keys, parse_config, preset_path, run_config
+from fastsched.engines.models.precision import settled
 from fastsched.record.checkpoint import checkpoints, step_of
 from fastsched.record.tables import complete_lines
 from fastsched.report.runs import last, load_run
@@ -47,7 +48,7 @@ class Comparison:
         return [*self.options, "--train.seed", str(seed), *self.arms[arm].options, *self.overrides]
 
     def config(self, arm: str, seed: int) -> Config:
-        return parse_config(["--config", str(preset_path(self.preset)), *self.arguments(arm, seed)])
+        return settled(parse_config(["--config", str(preset_path(self.preset)), *self.arguments(arm, seed)]))
 
 
 def chosen(arms: Mapping[str, Arm], names: Sequence[str] | None) -> dict[str, Arm]:

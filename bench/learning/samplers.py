@@ -23,6 +23,7 @@ from bench.learning.arms import Arm, Comparison, chosen, parser, train_all
 from bench.learning.summary import band, estimate, markdown_table, write_results
 from fastsched.config import BAD_INPUT, DONE, Config, ConfigError, require
 from fastsched.config.arguments import parse_config, preset_path
+from fastsched.engines.models.precision import settled
 from fastsched.report.axes import COLOURS, STYLE
 from fastsched.report.runs import Run, load_run, mean_accuracy
 
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         arms = chosen(ARMS, own.arms)
         require(BASELINE in arms, f"--arms: {BASELINE} is needed, since its accuracy is the target of the others")
-        cfg = parse_config(["--config", str(preset_path(own.preset)), *overrides])
+        cfg = settled(parse_config(["--config", str(preset_path(own.preset)), *overrides]))
         steps = own.steps or STEPS.get(own.preset, cfg.train.steps)
         budget = Budget(own.tokens, "tokens") if own.tokens else Budget(responses(cfg, steps))
         name = f"samplers-{own.preset}" + "-tokens" * bool(own.tokens)

@@ -11,6 +11,7 @@ from fastsched.config.arguments import parse_config, preset_path
 from fastsched.control.scheduler import Scheduler
 from fastsched.data.datasets import PromptSet
 from fastsched.engines.models.loading import load_tokenizer
+from fastsched.engines.models.precision import settled
 from fastsched.loop.prepare import load_data, prepare_model
 
 NO_KL = ("--learner.kl", "none", *(part for name in ("kl", "entropy") for edge in ("start", "floor", "ceiling")
@@ -50,7 +51,7 @@ def arguments(work: Workload, tokens: int, steps: int, seed: int, curve: bool) -
 
 def config(work: Workload, tokens: int, steps: int, seed: int = 0, curve: bool = False) -> Config:
     options = arguments(work, tokens, steps, seed, curve)
-    return parse_config(["--config", str(preset_path(work.preset)), *options[2:]])
+    return settled(parse_config(["--config", str(preset_path(work.preset)), *options[2:]]))
 
 
 def label(digits: int) -> str:

@@ -6,6 +6,7 @@ import sys
 
 from fastsched.config import Config, ConfigError
 from fastsched.config.arguments import parse_config, preset_path
+from fastsched.engines.models.precision import settled
 
 
 def source_parser(command: str) -> argparse.ArgumentParser:
@@ -25,7 +26,7 @@ def source_file(own: argparse.Namespace) -> str | None:
 
 def config_of(source: str | None, overrides: list[str], *, resumed: bool = False) -> Config:
     """`resumed`: keys that were removed since and change nothing are left out; the log of the run names those of its own file."""
-    return parse_config((["--config", source] if source else []) + overrides, warn=(lambda line: None) if resumed else None)
+    return settled(parse_config((["--config", source] if source else []) + overrides, warn=(lambda line: None) if resumed else None))
 
 
 def show(text: str) -> None:

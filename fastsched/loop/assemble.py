@@ -27,6 +27,7 @@ from fastsched.engines.models.loading import (
     require_positions,
     stop_token_ids,
 )
+from fastsched.engines.models.precision import fast_bf16
 from fastsched.engines.ranks import PATIENCE_S, Ranks, init_distributed, leave_distributed
 from fastsched.engines.rollout.contract import RolloutEngine
 from fastsched.engines.rollout.limits import LimitedRollout
@@ -115,7 +116,8 @@ def _basis(cfg: Config, log: RunLog, opened: ExitStack) -> Basis:
     ranks = init_distributed(max(PATIENCE_S, cfg.rollout.timeout_s + LATE_S))
     random.seed(cfg.train.seed), np.random.seed(cfg.train.seed)  # nothing here draws from them; what a library draws repeats
     if not torch.cuda.is_available():
-        log.note(f"device: CPU, {torch.get_num_threads()} threads, world size {ranks.world_size}")
+        slow = "" if cfg.model.dtype == "bfloat16" or fast_bf16() else ", as this processor has no instructions for bf16"
+        log.note(f"device: CPU, {torch.get_num_threads()} threads, world size {ranks.world_size}; model in {cfg.model.dtype}{slow}")
     require_share(cfg, ranks.world_size)
     with log.phase("preparing the model"):
         model_path = prepare_model(cfg)

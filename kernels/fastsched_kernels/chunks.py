@@ -24,6 +24,7 @@ class HeadInputs(NamedTuple):
     softcap: float | None
     chunk: int  # most rows of logits at a time
     rows: ModuleType  # the implementation
+    logits: torch.dtype  # in which the products write them: hidden's, or fp32 for hidden states of lower precision
     ref_hidden: Tensor | None = None  # [R, H']
     ref_weight: Tensor | None = None  # [V, H']
     ref_bias: Tensor | None = None  # [V]
@@ -33,7 +34,7 @@ class HeadInputs(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What a step is given: `logits` are its to overwrite with their gradient."""
+    """What a step is given; the gradient of `logits` goes to `dlogits`."""
 
     rows: slice
     logits: Tensor  # [C, V]
@@ -42,6 +43,8 @@ class Chunk(NamedTuple):
     ref_logits: Tensor | None  # [C, V], for exact KL
     ref_logp: Tensor | None  # [C]
     target_logit: Tensor | None  # [C] fp32, where the logits are of lower precision
+    ref_target_logit: Tensor | None  # [C] fp32, likewise
+    dlogits: Tensor  # [C, V] in hidden's dtype: the place of `logits`, or beside fp32 logits of low-precision hidden states
 
 
 Step = Callable[[Chunk, bool], PolicyRows]
@@ -87,7 +90,8 @@ class Recompute(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             states, refs = [], []
             for c, _, _ in chunks(hidden, weight, bias, head):
-                states.append(head.rows.row_stats(c.logits, c.target, c.ref_logits, c.temperature, head.softcap, c.target_logit))
+                states.append(head.rows.row_stats(c.logits, c.target, c.ref_logits, c.temperature, head.softcap, c.target_logit,
+                                                  c.ref_target_logit))
                 refs.append(torch.full_like(states[-1].logp, torch.nan) if c.ref_logp is None else c.ref_logp)
             state = RowState(*(torch.cat(v) for v in zip(*states, strict=True))) if states else RowState(*_no_rows(hidden, 8))
         ctx.save_for_backward(hidden, weight, bias, *state)
@@ -105,7 +109,8 @@ class Recompute(torch.autograd.Function):
             gradients = Gradients.of(hidden, weight, bias, ctx.needs_input_grad[:3], head)
             for c, x, w in chunks(hidden, weight, bias, head._replace(ref_target=False)):
                 part, coefficients = RowState(*(v[c.rows] for v in state)), Coefficients(*(g[c.rows] for g in upstream))
-                head.rows.row_dlogits_(c.logits, c.target, c.ref_logits, part, coefficients, c.temperature, head.softcap)
+                head.rows.row_dlogits_(c.logits, c.target, c.ref_logits, part, coefficients, c.temperature, head.softcap, c.target_logit,
+                                       c.ref_target_logit, c.dlogits)
                 gradients.add(c, x, w, sum(g.abs() for g in coefficients), head.filter_eps)
         return *gradients.finish(torch.ones((), device=hidden.device)), None
 
@@ -133,7 +138,7 @@ class Gradients(NamedTuple):
 
     def add(self, chunk: Chunk, x: Tensor, w: Tensor, size: Tensor, filter_eps: float):
         """Add a chunk's dlogits; returns the share of their absolute sum that the column filter left out."""
-        dz, first = chunk.logits, chunk.rows.start == 0
+        dz, first = chunk.dlogits, chunk.rows.start == 0
         dx = None if self.hidden is None else self.hidden[chunk.rows]
         if self.bias is not None:
             db = dz.sum(0, dtype=self.bias.dtype)
@@ -157,7 +162,9 @@ class Gradients(NamedTuple):
 def _finished(gradient: Tensor | None, upstream: Tensor, unit: bool, dtype: torch.dtype | None) -> Tensor | None:
     if gradient is None or unit:
         return gradient if gradient is None else gradient.to(dtype)
-    return torch.mul(gradient, upstream.to(gradient.dtype), out=gradient.new_empty(gradient.shape, dtype=dtype))
+    wide = upstream.to(torch.float64 if gradient.dtype == torch.float64 else torch.float32)
+    factor = wide.reshape([1] * gradient.dim())  # with dimensions it promotes the product to its own dtype, which is rounded once
+    return torch.mul(gradient, factor, out=gradient.new_empty(gradient.shape, dtype=dtype))
 
 
 def add_product_(total: Tensor, dz: Tensor, x: Tensor, first: bool) -> None:
@@ -187,26 +194,25 @@ _TILE = 8192
 
 def chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, head: HeadInputs):
     """Yields (Chunk, x [C, H], w [V, H] in hidden's dtype); every chunk's logits live in the same buffer."""
-    x_all, w = hidden.detach(), weight.detach().to(hidden.dtype)
+    x_all, w, v = hidden.detach(), weight.detach().to(hidden.dtype), weight.shape[0]
+    product = Product.of(w, bias, head)
     ref_w = None if head.ref_weight is None else head.ref_weight.detach().to(head.ref_hidden.dtype)
-    buffer = _buffer(hidden, head.chunk, weight.shape[0])
-    ref_buffer = None if head.ref_hidden is None else _buffer(head.ref_hidden, head.chunk, weight.shape[0])
+    ref_product = None if ref_w is None else Product.of(ref_w, head.ref_bias, head)
+    dz_buffer = None if head.logits == hidden.dtype else _buffer(hidden, head.chunk, v, hidden.dtype)
     for rows in chunk_slices(hidden.shape[0], head.chunk):
         x, target = x_all[rows], head.target[rows]
         temperature = gather_rows(head.temperature, rows)
-        ref, ref_logp = None, None
+        ref, ref_fine, ref_logp = None, None, None
         if head.ref_rows or head.ref_target:
             ref_x = head.ref_hidden[rows].detach()
-            ref = _logits(ref_x, ref_w, head.ref_bias, ref_buffer)
+            ref, ref_fine = ref_product(ref_x), target_logit(ref_x, ref_w, head.ref_bias, target, head.logits)
         if head.ref_target:
-            fine = target_logit(ref_x, ref_w, head.ref_bias, target)
-            ref_logp = head.rows.row_stats(ref, target, None, temperature, head.softcap, fine).logp
-        z = _logits(x, w, bias, buffer)
-        yield (
-            Chunk(rows, z, target, temperature, ref if head.ref_rows else None, ref_logp, target_logit(x, w, bias, target)),
-            x,
-            w,
-        )
+            ref_logp = head.rows.row_stats(ref, target, None, temperature, head.softcap, ref_fine).logp
+        z, fine = product(x), target_logit(x, w, bias, target, head.logits)
+        dz = z if dz_buffer is None else dz_buffer[: len(x)]
+        if not head.ref_rows:
+            ref, ref_fine = None, None
+        yield Chunk(rows, z, target, temperature, ref, ref_logp, fine, ref_fine, dz), x, w
 
 
 def chunk_slices(n: int, size: int) -> list[slice]:
@@ -223,23 +229,43 @@ def chunk_slices(n: int, size: int) -> list[slice]:
     return [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
 
 
-def target_logit(x: Tensor, w: Tensor, bias: Tensor | None, target: Tensor) -> Tensor | None:
-    """[R] fp32: the target's logit as its own dot product, free of the rounding of low-precision logits."""
-    if x.dtype in (torch.float32, torch.float64):
+def target_logit(x: Tensor, w: Tensor, bias: Tensor | None, target: Tensor, logits: torch.dtype) -> Tensor | None:
+    """[R] fp32: the target's logit as its own dot product, free of the rounding of low-precision logits; None where they do not round."""
+    if logits in (torch.float32, torch.float64):
         return None
     dot = (x.float() * w.index_select(0, target).float()).sum(-1)
     return dot if bias is None else dot + bias.detach().float().index_select(0, target)
 
 
-def _logits(x: Tensor, w: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
-    z = torch.mm(x, w.t(), out=buffer[: x.shape[0]])
-    return z if bias is None else z.add_(bias.detach().to(z.dtype))
+class Product(NamedTuple):
+    """x [C, H] -> logits [C, V] in a buffer that the next chunk's overwrite."""
+
+    weight: Tensor  # [V, H]
+    bias: Tensor | None  # [V] in the dtype of the logits
+    buffer: Tensor
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor | None, head: HeadInputs) -> "Product":
+        """CUDA writes fp32 from low-precision factors, whose products it adds up in fp32 anyway; a CPU is given fp32 factors."""
+        wide = head.logits if weight.device.type == "cpu" else weight.dtype
+        bias = None if bias is None else bias.detach().to(head.logits)
+        return Product(weight.to(wide), bias, _buffer(head.target, head.chunk, len(weight), head.logits))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x, out = x.to(self.weight.dtype), self.buffer[: len(x)]
+        if out.dtype == x.dtype:
+            torch.mm(x, self.weight.t(), out=out)
+        else:
+            torch.mm(x, self.weight.t(), out_dtype=out.dtype, out=out)
+        return out if self.bias is None else out.add_(self.bias)
 
 
-def _buffer(hidden: Tensor, chunk: int, v: int) -> Tensor:
-    """[C, V]; on CUDA the row stride is a multiple of 16 elements, so that the kernels load 16 bytes at a time."""
-    stride = -(-v // 16) * 16 if hidden.is_cuda else v
-    return hidden.new_empty(min(chunk, hidden.shape[0]), stride)[:, :v]
+def _buffer(rows: Tensor, chunk: int, v: int, dtype: torch.dtype) -> Tensor:
+    """[C, V], C as many of `rows` as a chunk has at most; on CUDA the row stride is a multiple of 16 elements, so that the kernels load
+    16 bytes at a time.
+    """
+    stride = -(-v // 16) * 16 if rows.is_cuda else v
+    return rows.new_empty(min(chunk, len(rows)), stride, dtype=dtype)[:, :v]
 
 
 def _no_rows(hidden: Tensor, count: int = 7) -> list[Tensor]:

@@ -50,12 +50,14 @@ def policy_loss(
     distill: Number = 0.0, surrogate: Literal["clip", "cispo"] = "clip", temperature: Number = 1.0, softcap: float | None = None,
     bias: Tensor | None = None, level: Literal["token", "sequence"] = "token", sequence: Tensor | None = None,
     skip_flat: bool = True, chunk_rows: int | None = None, compute: Literal["auto", "forward", "recompute"] = "auto",
-    filter_eps: float = 0.0, implementation: str | None = None,
+    filter_eps: float = 0.0, implementation: str | None = None, logits_dtype: torch.dtype | None = None,
 ) -> PolicyLoss:
     """Sum over rows of token_weight * (-rollout_weight * surrogate + kl_coef * KL - entropy_coef * H).
 
-    hidden [N, H], weight [V, H], bias [V]: differentiable; logits are formed in hidden's dtype, gradients have the
-    dtype of their tensor. target [N] int64. Every `Number` is a runtime scalar or an fp32 tensor [N]. There is no mean
+    hidden [N, H], weight [V, H], bias [V]: differentiable; products are formed in hidden's dtype, gradients have the
+    dtype of their tensor. logits_dtype: hidden's or, for hidden states of low precision, fp32; by default fp32 on CUDA,
+    where the products write it at no price, and hidden's on a CPU, where it takes fp32 factors. Logits that round have
+    their target's in fp32 all the same. target [N] int64. Every `Number` is a runtime scalar or an fp32 tensor [N]. There is no mean
     and no collective: token_weight carries mask and global denominator.
     old_logp [N]: None is on-policy, the ratio is 1 with its gradient. kl: "k1", "k2", "k3" on the sampled token, from
     ref_logp [N] or from ref_hidden [N, H'] and ref_weight [V, H'] (and ref_bias [V]); "exact" over the vocabulary, which needs the
@@ -81,7 +83,7 @@ def policy_loss(
     rows = active_rows(objective, len(hidden), hidden.device, skip_flat and level == "token")
     objective = gather_objective(objective, rows)
     needs_logp = ref_logp is None and (kl in ("k1", "k2", "k3") or not is_zero(distill))
-    head = _head(hidden, weight, target, rows, temperature, softcap, chunk_rows, filter_eps, implementation)
+    head = _head(hidden, weight, target, rows, temperature, softcap, chunk_rows, filter_eps, implementation, logits_dtype)
     head = head._replace(ref_hidden=gather_rows(ref_hidden, rows), ref_weight=ref_weight, ref_bias=ref_bias, ref_rows=kl == "exact",
                          ref_target=needs_logp)
     computed = gather_rows(hidden, rows)
@@ -97,7 +99,8 @@ def _policy_step(head: HeadInputs, objective: Objective):
     def step(c: Chunk, backward: bool) -> PolicyRows:
         o = gather_objective(objective, c.rows)
         o = o if c.ref_logp is None else o._replace(ref_logp=c.ref_logp)
-        return head.rows.policy_rows_(c.logits, c.target, c.ref_logits, o, c.temperature, head.softcap, c.target_logit, backward)
+        return head.rows.policy_rows_(c.logits, c.target, c.ref_logits, o, c.temperature, head.softcap, c.target_logit, backward,
+                                      c.ref_target_logit, c.dlogits)
 
     return step
 
@@ -135,6 +138,7 @@ def linear_token_loss(
     chunk_rows: int | None = None,
     filter_eps: float = 0.0,
     implementation: str | None = None,
+    logits_dtype: torch.dtype | None = None,
 ) -> TokenLossResult:
     """Any per-token loss at the cost of the built-in one: three GEMMs.
 
@@ -151,13 +155,13 @@ def linear_token_loss(
     """
     check_shapes(hidden, weight, target, ref_hidden, ref_weight)
     rows = None if keep is None or bool(keep.all()) else keep.nonzero().squeeze(-1)
-    head = _head(hidden, weight, target, rows, temperature, softcap, chunk_rows, filter_eps, implementation)
+    head = _head(hidden, weight, target, rows, temperature, softcap, chunk_rows, filter_eps, implementation, logits_dtype)
     head = head._replace(ref_hidden=gather_rows(ref_hidden, rows), ref_weight=ref_weight, ref_bias=ref_bias,
                          ref_rows=ref_hidden is not None)
     tokens = {k: gather_rows(v, rows) for k, v in (tokens or {}).items()}
 
     def step(c: Chunk, backward: bool) -> PolicyRows:
-        state = head.rows.row_stats(c.logits, c.target, c.ref_logits, c.temperature, head.softcap, c.target_logit)
+        state = head.rows.row_stats(c.logits, c.target, c.ref_logits, c.temperature, head.softcap, c.target_logit, c.ref_target_logit)
         leaves = [v.detach().requires_grad_(backward) for v in (state.logp, state.entropy, state.kl)]
         with torch.set_grad_enabled(backward):
             value = loss(*leaves, {k: gather_rows(v, c.rows) for k, v in tokens.items()})
@@ -165,7 +169,8 @@ def linear_token_loss(
                 raise ValueError(f"the loss must return one number for each row, [{len(state.logp)}], got {tuple(value.shape)}")
             d = derivatives(value, leaves)
         if backward:
-            head.rows.row_dlogits_(c.logits, c.target, c.ref_logits, state, d, c.temperature, head.softcap)
+            head.rows.row_dlogits_(c.logits, c.target, c.ref_logits, state, d, c.temperature, head.softcap, c.target_logit,
+                                   c.ref_target_logit, c.dlogits)
         zeros = torch.zeros_like(state.logp)
         return PolicyRows(value.detach(), state.logp, state.entropy, state.kl, zeros, zeros.bool(), sum(x.abs() for x in d))
 
@@ -187,6 +192,7 @@ def linear_token_stats(
     chunk_rows: int | None = None,
     filter_eps: float = 0.0,
     implementation: str | None = None,
+    logits_dtype: torch.dtype | None = None,
 ) -> LinearStats:
     """Log-probability, entropy and exact KL of every row: one GEMM (two with a reference), three more in backward.
 
@@ -195,7 +201,7 @@ def linear_token_stats(
     tokens. filter_eps acts in backward. Errors as in `policy_loss`.
     """
     check_shapes(hidden, weight, target, ref_hidden, ref_weight)
-    head = _head(hidden, weight, target, None, temperature, softcap, chunk_rows, filter_eps, implementation)
+    head = _head(hidden, weight, target, None, temperature, softcap, chunk_rows, filter_eps, implementation, logits_dtype)
     with_ref = ref_hidden is not None
     head = head._replace(ref_hidden=ref_hidden, ref_weight=ref_weight, ref_bias=ref_bias, ref_rows=with_ref, ref_target=with_ref)
     return LinearStats(*Recompute.apply(hidden, weight, bias, head))
@@ -211,6 +217,7 @@ def _head(
     chunk_rows: int | None,
     filter_eps: float,
     implementation: str | None,
+    logits_dtype: torch.dtype | None,
 ) -> HeadInputs:
     if chunk_rows is not None and chunk_rows < 1:
         raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
@@ -218,11 +225,19 @@ def _head(
         raise ValueError(f"filter_eps must lie in [0, 1), got {filter_eps}")
     target = gather_rows(target, rows).contiguous()
     check_target(target, weight.shape[0])
-    chunk = chunk_rows or _default_chunk(hidden, weight.shape[0])
+    logits = _logits_dtype(hidden, logits_dtype)
+    chunk = chunk_rows or _default_chunk(hidden, weight.shape[0], logits)
     kernels = choose(hidden.device, hidden.dtype, implementation)
-    return HeadInputs(target, gather_rows(temperature, rows), softcap, chunk, kernels, filter_eps=filter_eps)
+    return HeadInputs(target, gather_rows(temperature, rows), softcap, chunk, kernels, logits, filter_eps=filter_eps)
 
 
-def _default_chunk(hidden: Tensor, vocabulary: int) -> int:
+def _logits_dtype(hidden: Tensor, asked: torch.dtype | None) -> torch.dtype:
+    low = hidden.dtype in (torch.bfloat16, torch.float16)
+    if asked not in (None, hidden.dtype, torch.float32 if low else None):
+        raise ValueError(f"logits_dtype must be that of the hidden states, {hidden.dtype}{', or torch.float32' * low}, got {asked}")
+    return asked or (torch.float32 if low and hidden.is_cuda else hidden.dtype)
+
+
+def _default_chunk(hidden: Tensor, vocabulary: int, logits: torch.dtype) -> int:
     """4096 rows, on the CPU no more than 128 MiB of logits."""
-    return 4096 if hidden.is_cuda else min(4096, max(64, 2**27 // (vocabulary * hidden.element_size())))
+    return 4096 if hidden.is_cuda else min(4096, max(64, 2**27 // (vocabulary * logits.itemsize)))

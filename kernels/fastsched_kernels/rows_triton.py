@@ -5,6 +5,7 @@ Few rows are split over V so that the device is full; vocabulary shards of other
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 import triton
@@ -49,7 +50,7 @@ def on_device_of(tensor: Tensor) -> AbstractContextManager:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
-def check_rows(logits: Tensor, target: Tensor, ref_logits: Tensor | None) -> None:
+def check_rows(logits: Tensor, target: Tensor, ref_logits: Tensor | None, out: Tensor | None = None) -> None:
     """ValueError for a layout that the kernels, which see pointers and row strides, would misread; as in csrc/ops.cpp."""
     if logits.dim() != 2 or logits.stride(1) != 1:
         raise ValueError(f"logits must be [R, V] with contiguous rows, got {tuple(logits.shape)} with strides {logits.stride()}")
@@ -59,21 +60,42 @@ def check_rows(logits: Tensor, target: Tensor, ref_logits: Tensor | None) -> Non
     if ref_logits is not None and (ref_logits.shape != logits.shape or ref_logits.dtype != logits.dtype or ref_logits.stride(1) != 1
                                    or ref_logits.device != logits.device):
         raise ValueError("ref_logits must have the shape, dtype and device of logits and contiguous rows")
+    if out is not None and (out.shape != logits.shape or out.stride(1) != 1 or out.device != logits.device
+                            or out.dtype not in (logits.dtype, torch.bfloat16, torch.float16)):
+        raise ValueError("out must have the shape and device of logits, contiguous rows and the dtype of logits, bf16 or fp16")
 
 
-def shard_states(logits: Tensor, ref_logits: Tensor | None, temperature: Number, softcap: float | None) -> Tensor:
-    """[R, S, len(Partial)] partial states of logits [R, V], which may be one rank's shard of the vocabulary."""
+class Fine(NamedTuple):
+    """Where a row's target stands [R] int64, and its scaled logit [R] fp32 in the policy's row and in the reference's, or None."""
+
+    target: Tensor | None = None
+    z: Tensor | None = None
+    r: Tensor | None = None
+
+    def arguments(self, unused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`unused` stands where the flags say that nothing is read."""
+        return tuple(unused if x is None else x for x in self)
+
+    def flags(self) -> dict[str, bool]:
+        return {"FINE": self.z is not None, "REF_FINE": self.r is not None}
+
+
+def shard_states(logits: Tensor, ref_logits: Tensor | None, temperature: Number, softcap: float | None, fine: Fine | None = None) -> Tensor:
+    """[R, S, len(Partial)] partial states of logits [R, V], which may be one rank's shard of the vocabulary; `fine.target` counts from
+    the shard's first column and may lie outside it.
+    """
     n, v = logits.shape
     block = block_size(v)
     count, size = splits(n, v, block)
     out = torch.empty(n, count, len(Partial), dtype=torch.float32, device=logits.device)
     t = number_vector(temperature, n, logits.device)
-    ref = logits if ref_logits is None else ref_logits
+    ref, fine = logits if ref_logits is None else ref_logits, fine or Fine()
     if n:
         with on_device_of(logits):
             partial_kernel[(n, count)](
-                logits, logits.stride(0), ref, ref.stride(0), t, int(t.numel() > 1), out, v, size, float(softcap or 0.0),
-                HAS_REF=ref_logits is not None, SOFTCAP=softcap is not None, BLOCK=block, num_warps=8,
+                logits, logits.stride(0), ref, ref.stride(0), *fine.arguments(t), t, int(t.numel() > 1), out, v, size,
+                float(softcap or 0.0), **fine.flags(), HAS_REF=ref_logits is not None, SOFTCAP=softcap is not None, BLOCK=block,
+                num_warps=8,
             )
     return out
 
@@ -115,11 +137,14 @@ def row_stats(
     temperature: Number,
     softcap: float | None,
     target_logit: Tensor | None = None,
+    ref_target_logit: Tensor | None = None,
 ) -> RowState:
     """As rows_pytorch.row_stats."""
     check_rows(logits, target, ref_logits)
     z = target_logits(logits, target, temperature, softcap, target_logit)
-    return merge_shards(shard_states(logits, ref_logits, temperature, softcap), z, ref_logits is not None)
+    r = None if ref_target_logit is None else target_logits(logits, target, temperature, softcap, ref_target_logit)
+    fine = Fine(target, None if target_logit is None else z, r)
+    return merge_shards(shard_states(logits, ref_logits, temperature, softcap, fine), z, ref_logits is not None)
 
 
 def row_dlogits_(
@@ -130,22 +155,29 @@ def row_dlogits_(
     c: Coefficients,
     temperature: Number,
     softcap: float | None,
+    target_logit: Tensor | None = None,
+    ref_target_logit: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """As rows_pytorch.row_dlogits_."""
-    check_rows(logits, target, ref_logits)
+    check_rows(logits, target, ref_logits, out)
     n, v = logits.shape
     block = block_size(v)
     count, size = splits(n, v, block)
     t = number_vector(temperature, n, logits.device)
     ref = logits if ref_logits is None else ref_logits
     states, coefficients = torch.stack(state, 1).float().contiguous(), torch.stack(c, 1).float().contiguous()
+    fine = Fine(target, *(None if x is None else target_logits(logits, target, temperature, softcap, x)
+                          for x in (target_logit, ref_target_logit)))
+    out = logits if out is None else out
     if n:
         with on_device_of(logits):
             gradient_kernel[(n, count)](
-                logits, logits.stride(0), ref, ref.stride(0), target, states, coefficients, t, int(t.numel() > 1), v, size,
-                float(softcap or 0.0), HAS_REF=ref_logits is not None, SOFTCAP=softcap is not None, BLOCK=block, num_warps=8,
+                logits, logits.stride(0), ref, ref.stride(0), out, out.stride(0), *fine.arguments(t), states, coefficients, t,
+                int(t.numel() > 1), v, size, float(softcap or 0.0), **fine.flags(), HAS_REF=ref_logits is not None,
+                SOFTCAP=softcap is not None, BLOCK=block, num_warps=8,
             )
-    return logits
+    return out
 
 
 def policy_rows_(
@@ -157,18 +189,20 @@ def policy_rows_(
     softcap: float | None,
     target_logit: Tensor | None,
     backward: bool,
+    ref_target_logit: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> PolicyRows:
     """As rows_pytorch.policy_rows_."""
-    check_rows(logits, target, ref_logits)
+    check_rows(logits, target, ref_logits, out)
     n, v = logits.shape
-    table = objective_table(objective, n, temperature, target_logit, logits.device)
-    out = torch.empty(n, len(Result), dtype=torch.float32, device=logits.device)
-    ref = logits if ref_logits is None else ref_logits
+    table = objective_table(objective, n, temperature, target_logit, ref_target_logit, logits.device)
+    results = torch.empty(n, len(Result), dtype=torch.float32, device=logits.device)
+    ref, out = logits if ref_logits is None else ref_logits, logits if out is None else out
     if n:
         with on_device_of(logits):
             policy_kernel[(n,)](
-                logits, logits.stride(0), ref, ref.stride(0), target, table, out, v, float(softcap or 0.0), KL=kl_index(objective),
-                FLAGS=objective_flags(objective, target_logit, backward), SOFTCAP=softcap is not None, BLOCK=block_size(v),
-                num_warps=8, maxnreg=128,
+                logits, logits.stride(0), ref, ref.stride(0), out, out.stride(0), target, table, results, v, float(softcap or 0.0),
+                KL=kl_index(objective), FLAGS=objective_flags(objective, target_logit, ref_target_logit, backward),
+                SOFTCAP=softcap is not None, BLOCK=block_size(v), num_warps=8, maxnreg=128,
             )
-    return policy_rows(out.t())
+    return policy_rows(results.t())

@@ -47,7 +47,7 @@ class PolicyRows(NamedTuple):
 
 
 class Column(IntEnum):
-    """Columns of the table of numbers [R, len(Column)]; all but the last two are fields of Objective."""
+    """Columns of the table of numbers [R, len(Column)]; all but the last three are fields of Objective."""
 
     ADVANTAGE = 0
     TOKEN_WEIGHT = 1
@@ -62,6 +62,7 @@ class Column(IntEnum):
     DISTILL = 10
     TEMPERATURE = 11
     TARGET_LOGIT = 12
+    REF_TARGET_LOGIT = 13
 
 
 class Flag(IntFlag):
@@ -71,6 +72,7 @@ class Flag(IntFlag):
     CISPO = 2
     HAS_TARGET_LOGIT = 4
     BACKWARD = 8
+    HAS_REF_TARGET_LOGIT = 16
 
 
 def _in_order(name: str, words: tuple[str, ...]) -> type[IntEnum]:
@@ -89,18 +91,20 @@ def layout() -> dict[str, int]:
     return {f"{group}.{member.name.lower()}": member.value for group, members in groups.items() for member in members}
 
 
-def objective_table(o: Objective, n: int, temperature: Number, target_logit: Tensor | None, device: torch.device) -> Tensor:
+def objective_table(o: Objective, n: int, temperature: Number, target_logit: Tensor | None, ref_target_logit: Tensor | None,
+                    device: torch.device) -> Tensor:
     """[n, len(Column)] fp32; an absent number is 0, which no kernel reads."""
-    numbers = {"temperature": temperature, "target_logit": target_logit}
+    numbers = {"temperature": temperature, "target_logit": target_logit, "ref_target_logit": ref_target_logit}
     values = (numbers[c.name.lower()] if c.name.lower() in numbers else getattr(o, c.name.lower()) for c in Column)
     return torch.stack([on_device(0.0 if x is None else x, device).expand(n) for x in values], dim=1)
 
 
-def objective_flags(o: Objective, target_logit: Tensor | None, backward: bool) -> int:
+def objective_flags(o: Objective, target_logit: Tensor | None, ref_target_logit: Tensor | None, backward: bool) -> int:
     return int(
         Flag.ON_POLICY * (o.old_logp is None)
         | Flag.CISPO * (o.surrogate == "cispo")
         | Flag.HAS_TARGET_LOGIT * (target_logit is not None)
+        | Flag.HAS_REF_TARGET_LOGIT * (ref_target_logit is not None)
         | Flag.BACKWARD * backward
     )
 

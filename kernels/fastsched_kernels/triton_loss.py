@@ -28,10 +28,12 @@ COLUMN_ROLLOUT_WEIGHT = tl.constexpr(Column.ROLLOUT_WEIGHT.value)
 COLUMN_DISTILL = tl.constexpr(Column.DISTILL.value)
 COLUMN_TEMPERATURE = tl.constexpr(Column.TEMPERATURE.value)
 COLUMN_TARGET_LOGIT = tl.constexpr(Column.TARGET_LOGIT.value)
+COLUMN_REF_TARGET_LOGIT = tl.constexpr(Column.REF_TARGET_LOGIT.value)
 FLAG_ON_POLICY = tl.constexpr(Flag.ON_POLICY.value)
 FLAG_CISPO = tl.constexpr(Flag.CISPO.value)
 FLAG_HAS_TARGET_LOGIT = tl.constexpr(Flag.HAS_TARGET_LOGIT.value)
 FLAG_BACKWARD = tl.constexpr(Flag.BACKWARD.value)
+FLAG_HAS_REF_TARGET_LOGIT = tl.constexpr(Flag.HAS_REF_TARGET_LOGIT.value)
 KL_NONE = tl.constexpr(KLIndex.NONE.value)
 KL_K1 = tl.constexpr(KLIndex.K1.value)
 KL_K2 = tl.constexpr(KLIndex.K2.value)
@@ -116,7 +118,7 @@ def _token_loss(T, logp, entropy, kl_exact, KL: tl.constexpr, FLAGS: tl.constexp
 
 
 @triton.jit(do_not_specialize_on_alignment=["TARGET"])
-def policy_kernel(X, stride, REF, ref_stride, TARGET, TABLE, OUT, v, softcap,
+def policy_kernel(X, stride, REF, ref_stride, DX, dx_stride, TARGET, TABLE, OUT, v, softcap,
                   KL: tl.constexpr, FLAGS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     X += row * stride
@@ -124,12 +126,18 @@ def policy_kernel(X, stride, REF, ref_stride, TARGET, TABLE, OUT, v, softcap,
     T = TABLE + row * COLUMNS
     target = tl.load(TARGET + row)
     inv_temperature = 1.0 / tl.load(T + COLUMN_TEMPERATURE)
-    if FLAG_HAS_TARGET_LOGIT & FLAGS != 0:
+    FINE: tl.constexpr = FLAG_HAS_TARGET_LOGIT & FLAGS != 0
+    REF_FINE: tl.constexpr = FLAG_HAS_REF_TARGET_LOGIT & FLAGS != 0
+    if FINE:
         x_target = tl.load(T + COLUMN_TARGET_LOGIT)
     else:
         x_target = tl.load(X + target).to(tl.float32)
     z_target = scaled(x_target, inv_temperature, softcap, SOFTCAP)
-    m, s, t, u, m_ref, s_ref = row_partial(X, REF, 0, v, inv_temperature, softcap, KL == KL_EXACT, SOFTCAP, BLOCK)
+    r_target = 0.0
+    if REF_FINE:
+        r_target = scaled(tl.load(T + COLUMN_REF_TARGET_LOGIT), inv_temperature, softcap, SOFTCAP)
+    m, s, t, u, m_ref, s_ref = row_partial(X, REF, 0, v, target, z_target, r_target, inv_temperature, softcap,
+                                           FINE, REF_FINE, KL == KL_EXACT, SOFTCAP, BLOCK)
     logp, entropy, kl_exact, top, log_sum, mean, gap, ref_top = row_statistics(m, s, t, u, m_ref, s_ref, z_target)
     loss, kl, ratio, clipped, c_logp, c_entropy, c_kl = _token_loss(T, logp, entropy, kl_exact, KL, FLAGS)
     out = OUT + row * RESULTS
@@ -142,5 +150,5 @@ def policy_kernel(X, stride, REF, ref_stride, TARGET, TABLE, OUT, v, softcap,
     tl.store(out + RESULT_SIZE, tl.abs(c_logp) + tl.abs(c_entropy) + tl.abs(c_kl))
     if FLAG_BACKWARD & FLAGS != 0:
         tl.debug_barrier()  # every thread has read the target's logit
-        row_gradient(X, REF, 0, v, target, top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl, inv_temperature, softcap,
-                     KL == KL_EXACT, SOFTCAP, BLOCK)
+        row_gradient(X, REF, DX + row * dx_stride, 0, v, target, z_target, r_target, top, log_sum, mean, gap, ref_top,
+                     c_logp, c_entropy, c_kl, inv_temperature, softcap, FINE, REF_FINE, KL == KL_EXACT, SOFTCAP, BLOCK)

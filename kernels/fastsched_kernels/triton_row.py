@@ -4,6 +4,8 @@ A part of a row is summed up in (m, s, t, u, m_ref, s_ref): running maximum m of
 u = sum e ((z - m) - (r - m_ref)) with e = exp(z - m), and the same maximum and sum of the reference row. When the
 maxima move by dm and dr, t <- a (t + dm s), u <- a (u + (dm - dr) s), s <- a s with a = exp(dm). Maxima ignore NaN; the
 sums carry it, so every "is there anything" asks for s != 0, which is true of NaN.
+
+Where FINE, the target's entry of a row is `fine`, scaled, and not what the logits of low precision hold (see rows_pytorch).
 """
 
 import triton
@@ -26,11 +28,17 @@ def scaled(x, inv_temperature, softcap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def load_block(X, offs, v, inv_temperature, softcap, SOFTCAP: tl.constexpr, MASKED: tl.constexpr):
+def load_block(X, offs, v, target, fine, inv_temperature, softcap, FINE: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr):
     """A block of z; beyond the row it is -inf. Unmasked blocks load 16 bytes at a time for every V."""
     if MASKED:
-        return tl.where(offs < v, scaled(tl.load(X + offs, mask=offs < v, other=0.0), inv_temperature, softcap, SOFTCAP), NEG_INF)
-    return scaled(tl.load(X + offs), inv_temperature, softcap, SOFTCAP)
+        z = scaled(tl.load(X + offs, mask=offs < v, other=0.0), inv_temperature, softcap, SOFTCAP)
+    else:
+        z = scaled(tl.load(X + offs), inv_temperature, softcap, SOFTCAP)
+    if FINE:
+        z = tl.where(offs == target, fine, z)
+    if MASKED:
+        z = tl.where(offs < v, z, NEG_INF)
+    return z
 
 
 @triton.jit
@@ -71,18 +79,19 @@ def block_partial(z, r, HAS_REF: tl.constexpr):
 
 
 @triton.jit
-def add_block(m, s, t, u, m_ref, s_ref, X, REF, offs, v, inv_temperature, softcap,
-              HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr):
-    z = load_block(X, offs, v, inv_temperature, softcap, SOFTCAP, MASKED)
+def add_block(m, s, t, u, m_ref, s_ref, X, REF, offs, v, target, fine, ref_fine, inv_temperature, softcap, FINE: tl.constexpr,
+              REF_FINE: tl.constexpr, HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr):
+    z = load_block(X, offs, v, target, fine, inv_temperature, softcap, FINE, SOFTCAP, MASKED)
     r = z
     if HAS_REF:
-        r = load_block(REF, offs, v, inv_temperature, softcap, SOFTCAP, MASKED)
+        r = load_block(REF, offs, v, target, ref_fine, inv_temperature, softcap, REF_FINE, SOFTCAP, MASKED)
     m2, s2, t2, u2, m2_ref, s2_ref = block_partial(z, r, HAS_REF)
     return merge_partials(m, s, t, u, m_ref, s_ref, m2, s2, t2, u2, m2_ref, s2_ref)
 
 
 @triton.jit
-def row_partial(X, REF, begin, end, inv_temperature, softcap, HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
+def row_partial(X, REF, begin, end, target, fine, ref_fine, inv_temperature, softcap, FINE: tl.constexpr, REF_FINE: tl.constexpr,
+                HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
     """Partial of columns [begin, end); begin is a multiple of BLOCK. Full blocks unmasked, then one masked
     tail.
     """
@@ -91,11 +100,13 @@ def row_partial(X, REF, begin, end, inv_temperature, softcap, HAS_REF: tl.conste
     offs = tl.arange(0, BLOCK)
     for start in range(begin, full, BLOCK):
         m, s, t, u, m_ref, s_ref = add_block(
-            m, s, t, u, m_ref, s_ref, X, REF, start + offs, end, inv_temperature, softcap, HAS_REF, SOFTCAP, False
+            m, s, t, u, m_ref, s_ref, X, REF, start + offs, end, target, fine, ref_fine, inv_temperature, softcap,
+            FINE, REF_FINE, HAS_REF, SOFTCAP, False
         )
     if full < end:
         m, s, t, u, m_ref, s_ref = add_block(
-            m, s, t, u, m_ref, s_ref, X, REF, full + offs, end, inv_temperature, softcap, HAS_REF, SOFTCAP, True
+            m, s, t, u, m_ref, s_ref, X, REF, full + offs, end, target, fine, ref_fine, inv_temperature, softcap,
+            FINE, REF_FINE, HAS_REF, SOFTCAP, True
         )
     return m, s, t, u, m_ref, s_ref
 
@@ -107,7 +118,8 @@ def row_statistics(m, s, t, u, m_ref, s_ref, z_target):
     some = tl.where(alive, s, 1.0)
     log_sum = tl.where(alive, tl.log(some), NEG_INF)
     mean, gap = tl.where(alive, t / some, 0.0), tl.where(alive, u / some, 0.0)
-    logp = tl.where(alive, z_target - zero_if_empty(m) - log_sum, NEG_INF)
+    logp = z_target - zero_if_empty(m) - log_sum
+    logp = tl.where(alive, tl.where(logp > 0, 0.0, logp), NEG_INF)
     entropy = tl.where(alive, log_sum - mean, 0.0)
     log_sum_ref = tl.where(s_ref != 0, tl.log(tl.where(s_ref != 0, s_ref, 1.0)), NEG_INF)
     kl = tl.where(alive, gap - log_sum + log_sum_ref, 0.0)
@@ -115,15 +127,16 @@ def row_statistics(m, s, t, u, m_ref, s_ref, z_target):
 
 
 @triton.jit
-def gradient_block(X, REF, offs, v, target, top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl, inv_temperature, softcap,
-                   HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr):
-    """Overwrite a block of logits with dloss/dlogits."""
-    z = load_block(X, offs, v, inv_temperature, softcap, SOFTCAP, MASKED)
+def gradient_block(X, REF, OUT, offs, v, target, fine, ref_fine, top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl,
+                   inv_temperature, softcap, FINE: tl.constexpr, REF_FINE: tl.constexpr, HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr,
+                   MASKED: tl.constexpr):
+    """dloss/dlogits of a block into OUT, which may be X."""
+    z = load_block(X, offs, v, target, fine, inv_temperature, softcap, FINE, SOFTCAP, MASKED)
     d = z - top
     p = tl.where(log_sum == NEG_INF, 0.0, tl.exp(d - log_sum))
     factor = c_entropy * (mean - d) - c_logp
     if HAS_REF:
-        r = load_block(REF, offs, v, inv_temperature, softcap, SOFTCAP, MASKED)
+        r = load_block(REF, offs, v, target, ref_fine, inv_temperature, softcap, REF_FINE, SOFTCAP, MASKED)
         counts = (c_kl != 0) & (tl.abs(gap) != float("inf"))
         factor += tl.where(counts, c_kl * (d - (r - ref_top) - gap), 0.0)
     dz = tl.where(p != 0, p * factor, 0.0)
@@ -132,21 +145,22 @@ def gradient_block(X, REF, offs, v, target, top, log_sum, mean, gap, ref_top, c_
     if SOFTCAP:
         ratio = z / (inv_temperature * softcap)
         dz *= tl.where(z == NEG_INF, 0.0, 1.0 - ratio * ratio)
-    dx = dz.to(X.dtype.element_ty)
+    dx = dz.to(OUT.dtype.element_ty)
     if MASKED:
-        tl.store(X + offs, dx, mask=offs < v)
+        tl.store(OUT + offs, dx, mask=offs < v)
     else:
-        tl.store(X + offs, dx)
+        tl.store(OUT + offs, dx)
 
 
 @triton.jit
-def row_gradient(X, REF, begin, end, target, top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl, inv_temperature, softcap,
-                 HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
+def row_gradient(X, REF, OUT, begin, end, target, fine, ref_fine, top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl,
+                 inv_temperature, softcap, FINE: tl.constexpr, REF_FINE: tl.constexpr, HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr,
+                 BLOCK: tl.constexpr):
     full = begin + (end - begin) // BLOCK * BLOCK
     offs = tl.arange(0, BLOCK)
     for start in range(begin, full, BLOCK):
-        gradient_block(X, REF, start + offs, end, target, top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl,
-                       inv_temperature, softcap, HAS_REF, SOFTCAP, False)
+        gradient_block(X, REF, OUT, start + offs, end, target, fine, ref_fine, top, log_sum, mean, gap, ref_top, c_logp, c_entropy,
+                       c_kl, inv_temperature, softcap, FINE, REF_FINE, HAS_REF, SOFTCAP, False)
     if full < end:
-        gradient_block(X, REF, full + offs, end, target, top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl,
-                       inv_temperature, softcap, HAS_REF, SOFTCAP, True)
+        gradient_block(X, REF, OUT, full + offs, end, target, fine, ref_fine, top, log_sum, mean, gap, ref_top, c_logp, c_entropy,
+                       c_kl, inv_temperature, softcap, FINE, REF_FINE, HAS_REF, SOFTCAP, True)

@@ -45,15 +45,31 @@ COEFFICIENT_KL = tl.constexpr(Coefficient.KL.value)
 PARTIALS, STATES, COEFFICIENTS = tl.constexpr(len(Partial)), tl.constexpr(len(State)), tl.constexpr(len(Coefficient))
 
 
-@triton.jit(do_not_specialize=["split_size", "t_stride"], do_not_specialize_on_alignment=["TEMPERATURE"])
-def partial_kernel(X, stride, REF, ref_stride, TEMPERATURE, t_stride, OUT, v, split_size, softcap,
-                   HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit
+def fine_target(TARGET, Z_TARGET, R_TARGET, row, FINE: tl.constexpr, REF_FINE: tl.constexpr):
+    """(target, its scaled logit in fp32, the reference's) of a row; what the flags leave out is never read."""
+    target, fine, ref_fine = row * 0 - 1, 0.0, 0.0
+    if FINE or REF_FINE:
+        target = tl.load(TARGET + row)
+    if FINE:
+        fine = tl.load(Z_TARGET + row)
+    if REF_FINE:
+        ref_fine = tl.load(R_TARGET + row)
+    return target, fine, ref_fine
+
+
+@triton.jit(do_not_specialize=["split_size", "t_stride"],
+            do_not_specialize_on_alignment=["TARGET", "Z_TARGET", "R_TARGET", "TEMPERATURE"])
+def partial_kernel(X, stride, REF, ref_stride, TARGET, Z_TARGET, R_TARGET, TEMPERATURE, t_stride, OUT, v, split_size, softcap,
+                   FINE: tl.constexpr, REF_FINE: tl.constexpr, HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin = split * split_size // BLOCK * BLOCK
     end = tl.minimum(begin + split_size, v)
     inv_temperature = 1.0 / tl.load(TEMPERATURE + row * t_stride)
+    target, fine, ref_fine = fine_target(TARGET, Z_TARGET, R_TARGET, row, FINE, REF_FINE)
     m, s, t, u, m_ref, s_ref = row_partial(
-        X + row * stride, REF + row * ref_stride, begin, end, inv_temperature, softcap, HAS_REF, SOFTCAP, BLOCK
+        X + row * stride, REF + row * ref_stride, begin, end, target, fine, ref_fine, inv_temperature, softcap,
+        FINE, REF_FINE, HAS_REF, SOFTCAP, BLOCK
     )
     out = OUT + (row * tl.num_programs(1) + split) * PARTIALS
     tl.store(out + PARTIAL_M, m)
@@ -97,9 +113,11 @@ def target_kernel(X, stride, TARGET, TARGET_LOGIT, TEMPERATURE, t_stride, OUT, s
     tl.store(OUT + row, scaled(x, 1.0 / tl.load(TEMPERATURE + row * t_stride), softcap, SOFTCAP))
 
 
-@triton.jit(do_not_specialize=["split_size", "t_stride"], do_not_specialize_on_alignment=["TARGET", "TEMPERATURE"])
-def gradient_kernel(X, stride, REF, ref_stride, TARGET, STATE, COEF, TEMPERATURE, t_stride, v, split_size, softcap,
-                    HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["split_size", "t_stride"],
+            do_not_specialize_on_alignment=["TARGET", "Z_TARGET", "R_TARGET", "TEMPERATURE"])
+def gradient_kernel(X, stride, REF, ref_stride, OUT, out_stride, TARGET, Z_TARGET, R_TARGET, STATE, COEF, TEMPERATURE, t_stride, v,
+                    split_size, softcap, FINE: tl.constexpr, REF_FINE: tl.constexpr, HAS_REF: tl.constexpr, SOFTCAP: tl.constexpr,
+                    BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     begin = tl.program_id(1) * split_size // BLOCK * BLOCK
     end = tl.minimum(begin + split_size, v)
@@ -108,5 +126,7 @@ def gradient_kernel(X, stride, REF, ref_stride, TARGET, STATE, COEF, TEMPERATURE
     top, log_sum, mean = tl.load(s + STATE_TOP), tl.load(s + STATE_LOG_SUM), tl.load(s + STATE_MEAN)
     gap, ref_top = tl.load(s + STATE_GAP), tl.load(s + STATE_REF_TOP)
     c_logp, c_entropy, c_kl = tl.load(c + COEFFICIENT_LOGP), tl.load(c + COEFFICIENT_ENTROPY), tl.load(c + COEFFICIENT_KL)
-    row_gradient(X + row * stride, REF + row * ref_stride, begin, end, tl.load(TARGET + row), top, log_sum, mean, gap, ref_top,
-                 c_logp, c_entropy, c_kl, inv_temperature, softcap, HAS_REF, SOFTCAP, BLOCK)
+    _, fine, ref_fine = fine_target(TARGET, Z_TARGET, R_TARGET, row, FINE, REF_FINE)
+    row_gradient(X + row * stride, REF + row * ref_stride, OUT + row * out_stride, begin, end, tl.load(TARGET + row), fine, ref_fine,
+                 top, log_sum, mean, gap, ref_top, c_logp, c_entropy, c_kl, inv_temperature, softcap,
+                 FINE, REF_FINE, HAS_REF, SOFTCAP, BLOCK)

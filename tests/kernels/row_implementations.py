@@ -12,4 +12,5 @@ NAMES = ["pytorch", pytest.param("cpp", marks=needs_compiled_ops), "triton"]
 _CPP = pytest.param(rows_cpp, marks=needs_compiled_ops, id="cpp")
 _TRITON = pytest.param(rows_triton, id="triton")
 each = pytest.mark.parametrize("implementation", [pytest.param(rows_pytorch, id="pytorch"), _CPP, _TRITON])
+on_the_cpu = pytest.mark.parametrize("implementation", [pytest.param(rows_pytorch, id="pytorch"), _CPP])
 compiled = pytest.mark.parametrize("implementation", [_CPP, _TRITON])

@@ -47,7 +47,7 @@ class HostCopies(TorchDispatchMode):
 CUDA = torch.device("cuda:0")
 HOST_NUMBERS = Objective(0.5, 1.0, kl="k3", kl_coef=0.1, entropy_coef=0.01, clip_low=0.2, clip_high=0.2, distill=0.1)
 CALLS = {
-    "table": lambda v: objective_table(HOST_NUMBERS._replace(old_logp=v, ref_logp=v), 4, 0.7, v, CUDA),
+    "table": lambda v: objective_table(HOST_NUMBERS._replace(old_logp=v, ref_logp=v), 4, 0.7, v, v, CUDA),
     "temperature": lambda v: number_vector(0.7, 4, CUDA),
     "reference": lambda v: token_loss(v, v, v, HOST_NUMBERS._replace(old_logp=v, ref_logp=v, dual_clip=3.0)),
     "selection": lambda v: active_rows(HOST_NUMBERS, 4, CUDA, True),
