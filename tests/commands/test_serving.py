@@ -52,8 +52,8 @@ def test_serve_bench_measures_a_real_server_and_ends_it(fastsched, run_dir):
         s.connect((host, int(port)))
 
 
-@pytest.mark.parametrize("number, when", [(signal.SIGINT, "starting"),
-                                          pytest.param(signal.SIGKILL, "serving", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number, when", [(signal.SIGINT, "starting"), (signal.SIGKILL, "serving")])
 def test_the_server_dies_with_us(run_dir, number, when):
     port = free_port()
     command = [sys.executable, "-m", "fastsched.cli", "serve-bench", str(run_dir), "--port", str(port), "--requests", "99999"]

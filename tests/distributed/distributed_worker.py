@@ -36,7 +36,7 @@ from fastsched.record.checkpoint import CheckpointError, newest_intact, restore,
 from fastsched.types import Disagreement, Knobs, Outcomes, Response
 
 WORKER = Path(__file__)
-STAGES, ACCUMULATIONS, BALANCED = (0, 1, 2, 3), (1, 2, 4), (1, 3)
+STAGES, ACCUMULATIONS, BALANCED = (0, 1, 2, 3), (1, 4), (1, 3)
 MODEL = ModelConfig(dtype="float32")
 KNOBS = Knobs(weights=(0.5, 0.5), r_threshold=0.5, entropy_coef=0.01, kl_coef=0.02, ema_alpha=0.9, lr_scale=1.0, temporal_s=0.0, rule="")
 P, G, STEPS = 6, 4, 4

@@ -255,8 +255,8 @@ def test_construction_and_sampling_leave_the_process_as_it_was(setup):
 
 
 def test_a_fresh_process_repeats_the_batch_bit_for_bit(setup, tmp_path):
-    if not setup.tied:
-        pytest.skip("one model is enough")
+    if not setup.tied or setup.kind == "transformers":
+        pytest.skip("one model is enough, and of the engines the one that runs train with")
     prompts, sampling, seeds = batch()
     setup.engine.generate(prompts[::-1], sampling, seeds)  # whatever ran before must not matter
     responses = packed(setup.engine.generate(prompts, sampling, seeds))
