@@ -39,6 +39,9 @@ class RolloutConfig:
     """-1 is off."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Sampler dtype; the model's by default."""
+    head_dtype: Literal["bf16", "fp32"] | None = None
+    """Dtype of a bf16 sampler's logits (vLLM's head_dtype); by default as `learner.logits`. Logits that round on one side only are further
+    apart than where both round to the same grid. `servers` that others started must have been told themselves."""
     kv_cache_gb: float = 1.0
     gpu_memory_utilization: float = 0.45
     max_num_seqs: int = 256

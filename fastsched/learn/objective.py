@@ -15,6 +15,8 @@ from fastsched.learn.losses import LOSSES, Loss
 from fastsched.learn.rpg import rpg_weight
 from fastsched.types import Head, Knobs, MicroBatch
 
+LOGITS = {"bf16": torch.bfloat16, "fp32": torch.float32, None: None}
+
 
 class Tokens(NamedTuple):
     """A micro-batch's trained tokens on the device; every field [R]."""
@@ -144,7 +146,7 @@ class StepObjective:
 
     def _head(self, head: Head) -> dict:
         return dict(temperature=self.rollout.temperature, softcap=head.softcap, bias=head.bias, chunk_rows=self.learner.chunk_rows,
-                    filter_eps=self.learner.filter_eps, implementation=self.learner.head)
+                    filter_eps=self.learner.filter_eps, implementation=self.learner.head, logits_dtype=LOGITS[self.learner.logits])
 
 
 @torch.no_grad()

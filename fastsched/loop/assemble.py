@@ -27,7 +27,7 @@ from fastsched.engines.models.loading import (
     require_positions,
     stop_token_ids,
 )
-from fastsched.engines.models.precision import fast_bf16
+from fastsched.engines.models.precision import fast_bf16, logits_differ
 from fastsched.engines.ranks import PATIENCE_S, Ranks, init_distributed, leave_distributed
 from fastsched.engines.rollout.contract import RolloutEngine
 from fastsched.engines.rollout.limits import LimitedRollout
@@ -92,6 +92,8 @@ def assemble_training(cfg: Config, run_dir: Path, log: RunLog) -> Iterator[Train
             opened.callback(learner.engine.close)
             log.note(f"head: {_head(cfg, learner)}, ZeRO stage {cfg.learner.zero_stage}")
         rollout = _open_sampler(cfg, basis.model_path, run_dir, log, opened, lambda text: log.warn(f"{text}; {RESUME}"))
+        if note := logits_differ(cfg):
+            log.warn(note)
         scheduler = _scheduler(cfg, train_set, features, log)
         parts = cfg, train_set, scheduler, rollout, scorer, basis.ranks, log
         source = AheadSource(*parts, LookAhead(rollout.generate)) if cfg.rollout.ahead else RolloutSource(*parts)

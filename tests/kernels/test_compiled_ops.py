@@ -30,7 +30,7 @@ except NotImplementedError as error:
 def test_cpp_and_python_have_one_layout():
     assert compiled_ops.load() is None
     assert dict(torch.ops.fastsched_kernels.table_layout()) == table.layout()
-    assert len(table.layout()) == 13 + 4 + 5 + 8 + 3 + 7
+    assert len(table.layout()) == 14 + 5 + 5 + 8 + 3 + 7
 
 
 def test_triton_and_python_have_one_layout():
@@ -47,8 +47,9 @@ def test_triton_and_python_have_one_layout():
 
 def test_every_number_of_the_objective_has_its_column():
     numbers = {c.name.lower(): float(i) for i, c in enumerate(table.Column)}
-    temperature, target_logit = numbers.pop("temperature"), torch.tensor([numbers.pop("target_logit")])
-    made = table.objective_table(table.Objective(**numbers), 1, temperature, target_logit, torch.device("cpu"))
+    temperature = numbers.pop("temperature")
+    fine = [torch.tensor([numbers.pop(name)]) for name in ("target_logit", "ref_target_logit")]
+    made = table.objective_table(table.Objective(**numbers), 1, temperature, *fine, torch.device("cpu"))
     assert made.tolist() == [[float(i) for i in range(len(table.Column))]]
 
 

@@ -1,12 +1,19 @@
 import pytest
 
 from fastsched.engines.models.tiny import random_tiny
-from fastsched.engines.ranks import init_distributed
+from fastsched.engines.ranks import init_distributed, leave_distributed
 
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory):
     return random_tiny(tmp_path_factory.mktemp("model") / "tiny", tied=True, seed=0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_group_left():
+    """Other tests of this process find it without a group."""
+    yield
+    leave_distributed()
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from typing import Iterable, Optional, Sequence
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from fastsched.config import RolloutConfig, require
@@ -32,6 +33,8 @@ class TransformersRollout:
         self._shapes = expected_shapes(model_path, trust_remote_code)
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=self.dtype, trust_remote_code=trust_remote_code)
         self._model = model.to(self._device).eval()
+        if cfg.head_dtype == "fp32":
+            _widen_head(self._model)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, seeds: Sequence[int],
                  responses: Optional[Sequence[int]] = None) -> list[Response]:
@@ -109,6 +112,12 @@ class TransformersRollout:
 
     def close(self) -> None:
         self._model = None
+
+
+def _widen_head(model: torch.nn.Module) -> None:
+    """Logits in fp32 from the weights as they are."""
+    head = model.get_output_embeddings()
+    head.forward = lambda hidden: F.linear(hidden.float(), head.weight.float(), None if head.bias is None else head.bias.float())
 
 
 def uniform_noise(seeds: Sequence[int], length: int) -> torch.Tensor:

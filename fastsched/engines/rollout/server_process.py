@@ -1,5 +1,6 @@
 """A vLLM server in a process of its own: bound to loopback, watched while it starts, ended with us."""
 
+import json
 import os
 import signal
 import socket
@@ -34,6 +35,8 @@ def engine_options(cfg: RolloutConfig, *, dtype: str, max_model_len: int, seed: 
     if not torch.cuda.is_available():
         options += ["--enforce-eager", "--kv-cache-memory-bytes", str(int(cfg.kv_cache_gb * 2**30)), "--block-size", "32",
                     "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(8192, max_model_len))]
+    if cfg.head_dtype == "fp32":
+        options += ["--hf-overrides", json.dumps({"head_dtype": "float32"})]
     return options + ["--trust-remote-code"] * trust_remote_code
 
 

@@ -170,7 +170,7 @@ def _start(model_path: str | Path, cfg: RolloutConfig, dtype: str, max_model_len
             enable_chunked_prefill=not on_cpu, max_num_batched_tokens=max(CPU_BATCH_TOKENS, max_model_len) if on_cpu else None,
             gpu_memory_utilization=cfg.gpu_memory_utilization, skip_tokenizer_init=True, generation_config="vllm",
             logprobs_mode="processed_logprobs", enable_prefix_caching=True, use_tqdm_on_load=False,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=trust_remote_code, hf_overrides={"head_dtype": "float32"} if cfg.head_dtype == "fp32" else {},
         )
 
 

@@ -41,8 +41,9 @@ def batch() -> tuple[list[Prompt], Sampling, list[int]]:
     return [prompt(0, 5), prompt(1, 11), prompt(2, 140), prompt(3, 1)], Sampling(3, 12, 0.8), [11, 12, 13, 14]
 
 
-def open_engine(kind: str, folder, dtype: str | None = None, tensor_parallel: int = 1):
-    cfg = RolloutConfig(engine=kind, kv_cache_gb=0.125, max_num_seqs=8, dtype=dtype, tensor_parallel=tensor_parallel)
+def open_engine(kind: str, folder, dtype: str | None = None, tensor_parallel: int = 1, head_dtype: str | None = None):
+    cfg = RolloutConfig(engine=kind, kv_cache_gb=0.125, max_num_seqs=8, dtype=dtype, tensor_parallel=tensor_parallel,
+                        head_dtype=head_dtype)
     return open_rollout(folder, cfg, dtype="float32", max_model_len=192, seed=0, stop_token_ids=STOP)
 
 

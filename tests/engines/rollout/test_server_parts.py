@@ -191,7 +191,9 @@ def test_engine_options_carry_every_setting():
     options = engine_options(cfg, dtype="bfloat16", max_model_len=77, seed=5)
     pairs = dict(zip(options, options[1:], strict=False))
     expected = {"--dtype": "bfloat16", "--max-model-len": "77", "--seed": "5", "--max-num-seqs": "33", "--gpu-memory-utilization": "0.3"}
-    assert expected.items() <= pairs.items()
+    assert expected.items() <= pairs.items() and "--hf-overrides" not in pairs
+    wide = engine_options(RolloutConfig(head_dtype="fp32"), dtype="bfloat16", max_model_len=77, seed=5)
+    assert wide[wide.index("--hf-overrides") + 1] == '{"head_dtype": "float32"}'
     if not torch.cuda.is_available():
         assert pairs["--kv-cache-memory-bytes"] == str(2**28)
 
