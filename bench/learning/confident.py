@@ -1,6 +1,6 @@
 """What bf16 does to the log-probabilities of tokens that a model sampled itself, and what each mend leaves of it.
 
-python -m bench.learning.confident [--preset smollm2-cpu] [--prompts 8] [--engine vllm]
+python -m bench.learning.confident [--preset smollm2-cpu] [--prompts 16] [--responses 4] [--engine vllm]
 
 The prompts of the preset are sampled in bf16, once with rounded logits and once with fp32 ones. The learner's backbone then runs over
 the same tokens in bf16; its head forms log-probabilities in four ways. Against fp64 of the same hidden states, and against the sampler.
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from fastsched.config import Config
 from fastsched.config.arguments import parse_config, preset_path
-from fastsched.engines.models.loading import Split, backbone_and_head, load_policy, load_tokenizer, stop_token_ids
+from fastsched.engines.learner.policy import Policy
+from fastsched.engines.models.loading import load_policy, load_tokenizer, stop_token_ids
 from fastsched.engines.rollout.opening import open_rollout
+from fastsched.learn.packing import Sample, pack
 from fastsched.loop.prepare import load_data, prepare_model
 from fastsched.types import Response, Sampling
 
@@ -28,11 +30,12 @@ WAYS = ("fine target outside the sum", "rounded logits", "fine target in the sum
 def main() -> None:
     own = argparse.ArgumentParser(prog="python -m bench.learning.confident")
     own.add_argument("--preset", default="smollm2-cpu")
-    own.add_argument("--prompts", type=int, default=8)
+    own.add_argument("--prompts", type=int, default=16)
+    own.add_argument("--responses", type=int, default=4)
     own.add_argument("--engine", default="vllm", choices=("vllm", "transformers"))
     own = own.parse_args()
     cfg = parse_config(["--config", str(preset_path(own.preset)), "--model.dtype", "bfloat16", "--rollout.engine", own.engine,
-                        "--data.size", "4000"])
+                        "--rollout.responses", str(own.responses), "--data.size", "4000"])
     print("\n".join(table(cfg, own.prompts)))
 
 
@@ -42,9 +45,7 @@ def table(cfg: Config, prompts: int) -> list[str]:
              "|---|---|---|---|---|---|"]
     found = {}
     for head_dtype in ("bf16", "fp32"):
-        responses = sample(cfg, head_dtype, prompts)
-        truth, ways = measure(cfg, responses)
-        found[head_dtype] = (truth, ways, torch.from_numpy(np.concatenate([r.logp for r in responses])))
+        found[head_dtype] = measure(cfg, sample(cfg, head_dtype, prompts))
     truth, ways, _ = found["bf16"]
     sure = truth.exp() > SURE
     for way in WAYS:
@@ -68,20 +69,19 @@ def sample(cfg: Config, head_dtype: str, prompts: int) -> list[Response]:
 
 
 @torch.no_grad()
-def measure(cfg: Config, responses: list[Response]) -> tuple[Tensor, dict[str, Tensor]]:
-    """(log-probability [R] of every sampled token in fp64 from the learner's bf16 hidden states, {way: the same in fp32})."""
-    model = load_policy(prepare_model(cfg), cfg.model).eval()
-    split = backbone_and_head(model)
-    hidden, target = [], []
-    for r in responses:
-        states = split.backbone(torch.tensor([[*r.prompt_ids, *r.token_ids]]), use_cache=False).last_hidden_state[0]
-        hidden.append(states[len(r.prompt_ids) - 1:-1])
-        target.append(torch.tensor(r.token_ids))
-    return head_ways(torch.cat(hidden), torch.cat(target), split)
+def measure(cfg: Config, responses: list[Response]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """(log-probability [R] of every sampled token in fp64 from the learner's bf16 hidden states, {way: the same}, the sampler's)."""
+    policy = Policy(load_policy(prepare_model(cfg), cfg.model))
+    samples = [Sample(r.row, r.prompt_ids, r.token_ids, r.logp, 1.0, np.ones(len(r.token_ids), bool), 1.0) for r in responses]
+    micro_batches = pack(samples, token_budget=cfg.learner.micro_batch_tokens, share_prompts=True)
+    heads = [policy(micro, lambda head: head) for micro in micro_batches]
+    target = torch.from_numpy(np.concatenate([micro.targets for micro in micro_batches]))
+    sampler = torch.from_numpy(np.concatenate([micro.sampler_logp for micro in micro_batches]))
+    return *head_ways(torch.cat([head.hidden for head in heads]), target, heads[0].weight), sampler
 
 
-def head_ways(hidden: Tensor, target: Tensor, split: Split) -> tuple[Tensor, dict[str, Tensor]]:
-    weight, at = split.weight.detach(), target[:, None]
+def head_ways(hidden: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    at = target[:, None]
     z = (hidden.float() @ weight.float().t()).double()
     rounded = z.bfloat16().float()
     fine = z.gather(1, at).squeeze(1).float()
