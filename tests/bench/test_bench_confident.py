@@ -9,7 +9,8 @@ from bench.learning import confident
 
 
 def test_the_table_has_every_way(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["confident", "--preset", "tiny-cpu", "--engine", "transformers", "--prompts", "4", "--responses", "2"])
+    few = ["--preset", "tiny-cpu", "--engine", "transformers", "--prompts", "4", "--responses", "2"]
+    monkeypatch.setattr(sys, "argv", ["confident", *few])
     confident.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     found = {cells[1].strip(): cells[2:] for cells in (line.split("|") for line in lines)}
