@@ -2,11 +2,13 @@
 
 The ops are built where torch and a C++ compiler are present (`pip install --no-build-isolation -e .`). Where they are
 not, the build says so and goes on without them: the package then computes with its PyTorch implementation, and the log
-of every run names it.
+of every run names it. Likewise the one CUDA op, where the CUDA compiler is of another major version than torch.
 """
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +27,34 @@ def without(reason):
         file=sys.stderr,
     )
     return {}
+
+
+def cuda_compiler(home):
+    """Version of the CUDA compiler of a toolkit, "13.0"; None if it says none."""
+    try:
+        said = subprocess.run([Path(home) / "bin" / "nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    release = re.search(r"release (\d+\.\d+)", said)
+    return release and release[1]
+
+
+def builds_cuda(torch_cuda, home):
+    """Whether the CUDA op is built: by a compiler of the major version that torch was built with (torch.version.cuda). Where
+    both are there and do not fit, says so.
+    """
+    if not (torch_cuda and home):
+        return False
+    found = cuda_compiler(home)
+    if found and found.split(".")[0] == torch_cuda.split(".")[0]:
+        return True
+    compiler = f"the CUDA compiler in {home} is {found}" if found else f"{home} has no CUDA compiler that runs"
+    print(
+        f"fastsched: building WITHOUT the CUDA op, {compiler} and torch was built with CUDA {torch_cuda}: install the toolkit of that "
+        "major version or set CUDA_HOME to it; on a GPU the average will be computed by PyTorch, the other kernels are Triton's",
+        file=sys.stderr,
+    )
+    return False
 
 
 def extension():
@@ -49,7 +79,7 @@ def extension():
     ]
     sources = ["csrc/ops.cpp", *sorted(map(str, Path("csrc/cpu").glob("*.cpp")))]
     kind, compile_args = cpp_extension.CppExtension, {"cxx": flags}
-    if torch.version.cuda and cpp_extension.CUDA_HOME:
+    if builds_cuda(torch.version.cuda, cpp_extension.CUDA_HOME):
         kind, sources = cpp_extension.CUDAExtension, sources + sorted(map(str, Path("csrc/cuda").glob("*.c*")))
         compile_args["nvcc"] = ["-O3", "-std=c++20"]
     ops = kind(
@@ -65,9 +95,10 @@ def extension():
     }
 
 
-setup(
-    packages=find_packages(include=["fastsched", "fastsched.*"]) + ["fastsched_kernels"],
-    package_dir={"fastsched_kernels": "kernels/fastsched_kernels"},  # no kernels/__init__.py: that name is the hub client's
-    package_data={"fastsched": ["presets/*.yaml", "engines/models/policies/*"]},
-    **extension(),
-)
+if __name__ == "__main__":
+    setup(
+        packages=find_packages(include=["fastsched", "fastsched.*"]) + ["fastsched_kernels"],
+        package_dir={"fastsched_kernels": "kernels/fastsched_kernels"},  # no kernels/__init__.py: that name is the hub client's
+        package_data={"fastsched": ["presets/*.yaml", "engines/models/policies/*"]},
+        **extension(),
+    )

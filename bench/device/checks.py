@@ -7,7 +7,7 @@ from fastsched_kernels.reference import KL_KINDS, Objective
 from fastsched_kernels.table import Coefficients
 from fastsched_kernels.testing import relative_error
 
-from bench.device.rows import DEVICE, SMALL, padded, row
+from bench.device.rows import DEVICE, SMALL, padded, padded_empty, row
 
 SLACK = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
 
@@ -18,13 +18,15 @@ def report(part: str, what: str, dtype: torch.dtype, mine, truth, eager, slack: 
 
 
 def kernels() -> None:
-    """Every Triton kernel: gradients of the row kernels, all loss options; in place in rows that begin at multiples of 16."""
+    """Every Triton kernel: gradients of the row kernels, all loss options; in place in rows that begin at multiples of 16, and in bf16
+    beside fp32 logits.
+    """
     fast, n = choose(DEVICE, torch.float32, "triton"), 4 if SMALL else 64
     for v, kinds in ((1009, KL_KINDS),) if SMALL else ((50257, KL_KINDS), (151936, ("k3", "exact")), (17, ("k3", "exact"))):
-        for dtype in (torch.bfloat16, torch.float32):
-            for kl in kinds:
-                check_policy(fast, n, v, dtype, kl)
-            check_stats(fast, n, v, dtype)
+        for logits, out in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32), (torch.float32, torch.bfloat16)):
+            for kl in kinds if logits == out else kinds[-2:]:
+                check_policy(fast, n, v, logits, out, kl)
+            check_stats(fast, n, v, logits, out)
 
 
 def draw(n: int, v: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -32,7 +34,15 @@ def draw(n: int, v: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return padded((torch.randn(n, v, generator=g, device=DEVICE) * 2).to(dtype))
 
 
-def check_policy(fast, n: int, v: int, dtype: torch.dtype, kl: str) -> None:
+def place(x: torch.Tensor, out: torch.dtype) -> torch.Tensor | None:
+    return None if x.dtype == out else padded_empty(x, out)
+
+
+def of(x: torch.Tensor, out: torch.dtype) -> str:
+    return "" if x.dtype == out else f" of {str(x.dtype)[6:]} logits"
+
+
+def check_policy(fast, n: int, v: int, dtype: torch.dtype, out: torch.dtype, kl: str) -> None:
     x, ref, target = draw(n, v, dtype, 0), draw(n, v, dtype, 1), torch.randint(v, (n,), device=DEVICE)
     a, old = torch.linspace(-1, 1, n, device=DEVICE), torch.full((n,), -8.0, device=DEVICE)
     o = Objective(a, 1.0 / n, old, old, kl, 0.3, 0.1, 0.2, 0.3)
@@ -41,11 +51,12 @@ def check_policy(fast, n: int, v: int, dtype: torch.dtype, kl: str) -> None:
         leaf = x.to(wide).requires_grad_()
         reference.policy_loss(leaf, target, o, ref_logits=ref.to(wide), temperature=0.8).loss.sum().backward()
         by_autograd.append(leaf.grad)
-    fast.policy_rows_(x, target, ref if kl == "exact" else None, o, 0.8, None, None, True)
-    report("kernels", f"policy_rows_ V={v} kl={kl}", dtype, x, *by_autograd)
+    dx = place(x, out)
+    fast.policy_rows_(x, target, ref if kl == "exact" else None, o, 0.8, None, None, True, None, dx)
+    report("kernels", f"policy_rows_ V={v} kl={kl}{of(x, out)}", out, x if dx is None else dx, *by_autograd)
 
 
-def check_stats(fast, n: int, v: int, dtype: torch.dtype) -> None:
+def check_stats(fast, n: int, v: int, dtype: torch.dtype, out: torch.dtype) -> None:
     x, ref, target = draw(n, v, dtype, 0), draw(n, v, dtype, 1), torch.randint(v, (n,), device=DEVICE)
     c = Coefficients(*torch.randn(3, n, device=DEVICE))
     by_autograd = []
@@ -55,16 +66,20 @@ def check_stats(fast, n: int, v: int, dtype: torch.dtype) -> None:
         (c.logp * s.logp + c.entropy * s.entropy + c.kl * s.kl).sum().backward()
         by_autograd.append(leaf.grad)
     state = fast.row_stats(x, target, ref, 1.0, 20.0)
-    report("kernels", f"row_stats, row_dlogits_ V={v}", dtype, fast.row_dlogits_(x, target, ref, state, c, 1.0, 20.0), *by_autograd)
+    mine = fast.row_dlogits_(x, target, ref, state, c, 1.0, 20.0, None, None, place(x, out))
+    report("kernels", f"row_stats, row_dlogits_ V={v}{of(x, out)}", out, mine, *by_autograd)
 
 
 def head_check() -> None:
-    """The whole head in every way it can be computed: loss and the gradients of hidden states, weight and bias."""
+    """The whole head in every way it can be computed: loss and the gradients of hidden states, weight and bias; of bf16 hidden states
+    with rounded logits and with fp32 ones.
+    """
     n, h, chunk = (40, 32, 16) if SMALL else (300, 256, 128)
     for v, dtypes in ((129, SLACK),) if SMALL else ((1009, SLACK), (50257, (torch.bfloat16,))):
         for dtype in dtypes:
-            for case in CASES:
-                check_head(case, Problem(n, h, v, dtype), chunk)
+            for logits in dict.fromkeys((dtype, torch.float32)):
+                for case in CASES:
+                    check_head(case, Problem(n, h, v, dtype), chunk, logits)
 
 
 class Problem:
@@ -90,7 +105,7 @@ class Problem:
         return hidden @ weight.t() + bias
 
 
-def check_head(case: str, p: Problem, chunk: int) -> None:
+def check_head(case: str, p: Problem, chunk: int, logits: torch.dtype) -> None:
     loss, kl = CASES[case]
     by_autograd = []
     for wide in (torch.float64, p.dtype):
@@ -103,27 +118,29 @@ def check_head(case: str, p: Problem, chunk: int) -> None:
     leaves = {k: x.clone() for k, x in p.leaves.items()}
     leaves["hidden"][~p.weighted] = torch.nan
     leaves = {k: x.requires_grad_() for k, x in leaves.items()}
-    total, dropped = loss(p, leaves, kl, chunk)
+    total, dropped = loss(p, leaves, kl, chunk, logits)
     total.backward()
+    case = case if logits == p.dtype else f"{case}, {str(logits)[6:]} logits"
     for what, mine, *others in zip(("loss", *leaves), [total.detach(), *(x.grad for x in leaves.values())], *by_autograd, strict=True):
         report("head_check", f"{case} {p.what} {what}", p.dtype, mine, *others, slack=dropped)
 
 
-def built_in(p: Problem, leaves, kl: str, chunk: int, **options) -> tuple[torch.Tensor, float]:
+def built_in(p: Problem, leaves, kl: str, chunk: int, logits: torch.dtype, **options) -> tuple[torch.Tensor, float]:
     """(loss, share that the column filter left out)."""
     out = linear.policy_loss(leaves["hidden"], leaves["weight"], p.target, bias=leaves["bias"], **p.numbers, kl=kl, kl_coef=0.3,
-                             chunk_rows=chunk, implementation="triton", **(p.ref if kl == "exact" else {}), **options)
+                             chunk_rows=chunk, logits_dtype=logits, implementation="triton", **(p.ref if kl == "exact" else {}), **options)
     return out.loss, float(out.dropped)
 
 
-def custom(p: Problem, leaves, kl: str, chunk: int) -> tuple[torch.Tensor, float]:
+def custom(p: Problem, leaves, kl: str, chunk: int, logits: torch.dtype) -> tuple[torch.Tensor, float]:
     def loss(logp, entropy, kl_exact, tokens):
         return reference.token_loss(logp, entropy, kl_exact, Objective(**tokens, kl=kl, kl_coef=0.3, entropy_coef=0.05, clip_low=0.2,
                                                                        clip_high=0.2)).loss
 
     tokens = {k: x for k, x in p.numbers.items() if k != "entropy_coef"}
     out = linear.linear_token_loss(leaves["hidden"], leaves["weight"], p.target, loss, tokens=tokens, keep=p.weighted,
-                                   bias=leaves["bias"], chunk_rows=chunk, implementation="triton", **(p.ref if kl == "exact" else {}))
+                                   bias=leaves["bias"], chunk_rows=chunk, logits_dtype=logits, implementation="triton",
+                                   **(p.ref if kl == "exact" else {}))
     return out.loss, 0.0
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Everything to check and measure on one NVIDIA H200 with nothing but its image (torch, triton, nvcc, ninja), in 7 minutes at most
+# Everything to check and measure on one NVIDIA H200 with nothing but its image (torch, triton, nvcc, ninja), in 8 minutes at most
 # ($BUDGET seconds); SMALL=1 rehearses it on a CPU. In $OUT: device.jsonl (the results), table.txt, grpo-metrics.jsonl, errors.txt.
-# The grpo part needs packages that the image lacks and says which: their wheels are installed from $WHEELS if that folder exists.
+# grpo and most rivals (liger-kernel, quack-kernels with nvidia-cutlass-dsl) need packages that the image lacks and say which: their wheels
+# are installed from $WHEELS if that folder exists.
 set -u
 cd "$(dirname "$0")/../.."
 export SMALL="${SMALL:-0}" OUT="${OUT:-/tmp/fastsched-device}" PYTHONPATH="$PWD:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH}"
@@ -12,7 +13,7 @@ if [ "$SMALL" = 1 ]; then
   export TRITON_INTERPRET=1
   FACTOR=4
 fi
-BUDGET="${BUDGET:-$((420 * FACTOR))}"
+BUDGET="${BUDGET:-$((480 * FACTOR))}"
 SCRATCH=$(mktemp -d)
 export SCRATCH LIMIT
 trap 'rm -rf "$SCRATCH"' EXIT
@@ -21,6 +22,9 @@ rm -f "$OUT"/{device.jsonl,table.txt,grpo-metrics.jsonl,errors.txt}
 
 say() {  # part, note: a row of a part that says nothing itself
   printf '{"part": "%s", "what": "the part as a whole", "note": "%s"}\n' "$1" "$2" >>"$OUT/device.jsonl"
+}
+last_line() {  # part: what its error output ended with, fit for JSON
+  grep -v '^[[:space:]]*$' "$SCRATCH/$1.err" | tail -n 1 | LC_ALL=C tr -cd '[:print:]' | tr -d '"\\' | cut -c 1-100
 }
 timed() {  # part, most seconds, command: its error output ends up in errors.txt
   local name=$1 code
@@ -37,7 +41,7 @@ timed() {  # part, most seconds, command: its error output ends up in errors.txt
   if [ -s "$SCRATCH/$name.err" ]; then { echo "== $name"; tail -n 100 "$SCRATCH/$name.err"; } >>"$OUT/errors.txt"; fi
   [ $code -eq 0 ] && return 0
   tail -n 5 "$SCRATCH/$name.err"
-  case $code in 124 | 137) say "$name" "ended with code $code, out of time" ;; *) say "$name" "ended with code $code" ;; esac
+  case $code in 124 | 137) say "$name" "ended with code $code, out of time" ;; *) say "$name" "ended with code $code: $(last_line "$name")" ;; esac
   return $code
 }
 part() { timed "$1" "$2" "$PYTHON" -m bench.device.head "$1"; }
@@ -51,12 +55,15 @@ if [ -n "${WHEELS:-}" ] && [ -d "$WHEELS" ]; then
   export PYTHONPATH="$PYTHONPATH:$SCRATCH/site"
 fi
 build &  # while the Triton kernels are checked, which need no other
-part kernels 100
+part kernels 110
 wait
-part head_check 45
-part head 80
-part head_odd 45
-part compilations 20
+part peaked 50
+part head_check 60
+part head 60
+part published 30
+for rival in eager compiled liger_grpo liger_ce liger_scaled quack; do part $rival 45; done
+part head_odd 30
+part compilations 25
 part averaging 30
 unset TRITON_INTERPRET
 part grpo 120

@@ -2,8 +2,8 @@
 loads.
 
 `python -m bench.kernels.compile_report` prints the table and exits 1 on a spill, or on a load narrower than 16 bytes in the
-loop over a row. The kernels are compiled from real calls of their wrappers, so the divisibility that the launcher
-infers is the one of a real launch; only the launch itself is left out.
+loop over a row, of bf16 and of fp32 logits. The kernels are compiled from real calls of their wrappers, so the divisibility
+that the launcher infers is the one of a real launch; only the launch itself is left out.
 """
 
 import argparse
@@ -28,6 +28,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 VOCABULARIES = (151936, 50257, 128257)
+LAYOUTS = {"bf16": (torch.bfloat16, None), "fp32": (torch.float32, None), "fp32->bf16": (torch.float32, torch.bfloat16)}
+"""Logits and, where it is not in their place, the dtype of dlogits; the targets of bf16 logits are given in fp32."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -67,9 +69,9 @@ def compiled_kernels():
             yield from ((function.__name__, kernel) for cache in function.device_caches.values() for kernel in cache[0].values())
 
 
-def padded_logits(rows: int, v: int, dtype: torch.dtype) -> torch.Tensor:
+def padded_logits(rows: int, v: int, dtype: torch.dtype | None) -> torch.Tensor | None:
     """As the head's buffer on CUDA: the row stride is a multiple of 16."""
-    return torch.zeros(rows, -(-v // 16) * 16, dtype=dtype)[:, :v]
+    return None if dtype is None else torch.zeros(rows, -(-v // 16) * 16, dtype=dtype)[:, :v]
 
 
 def objective(n: int, kl: str, on_policy: bool = False, surrogate: str = "clip", value: float = 0.1) -> Objective:
@@ -77,41 +79,47 @@ def objective(n: int, kl: str, on_policy: bool = False, surrogate: str = "clip",
     return Objective(value, 1.0, old, torch.zeros(n), kl, value, value, value, value, 2 + value, 1.0, 0.0, surrogate)
 
 
-def call_policy(v, dtype, kl, on_policy=False, surrogate="clip", softcap=None, fine=True, backward=True, n=2, value=0.1, first=0):
-    x, ref = padded_logits(n, v, dtype), padded_logits(n, v, dtype) if kl == "exact" else None
+def call_policy(v, layout, kl, on_policy=False, surrogate="clip", softcap=None, fine=None, backward=True, n=2, value=0.1, first=0):
+    (dtype, out), exact = LAYOUTS[layout], kl == "exact"
+    z = torch.zeros(n) if (layout == "bf16" if fine is None else fine) else None
     rows_triton.policy_rows_(
-        x,
+        padded_logits(n, v, dtype),
         torch.zeros(first + n, dtype=torch.long)[first:],
-        ref,
+        padded_logits(n, v, dtype) if exact else None,
         objective(n, kl, on_policy, surrogate, value),
         1.0 + value,
         softcap,
-        torch.zeros(n) if fine else None,
+        z,
         backward,
+        z if exact else None,
+        padded_logits(n, v, out),
     )
 
 
-def call_stats(v, dtype, with_ref, softcap=None, n=2, first=0):
+def call_stats(v, layout, with_ref, softcap=None, n=2, first=0):
+    dtype, out = LAYOUTS[layout]
     x, ref = padded_logits(n, v, dtype), padded_logits(n, v, dtype) if with_ref else None
     target, temperature = torch.zeros(first + n, dtype=torch.long)[first:], torch.ones(first + n)[first:]
-    rows_triton.row_stats(x, target, ref, temperature, softcap, torch.zeros(n))
+    z = torch.zeros(n) if layout == "bf16" else None
+    fine = z, z if with_ref else None
+    rows_triton.row_stats(x, target, ref, temperature, softcap, *fine)
     state, c = RowState(*torch.zeros(len(State), n)), Coefficients(*torch.zeros(3, n))
-    rows_triton.row_dlogits_(x, target, ref, state, c, temperature, softcap)
+    rows_triton.row_dlogits_(x, target, ref, state, c, temperature, softcap, *fine, padded_logits(n, v, out))
 
 
 def cases(every: bool):
     """(description, call): every structure of the row loops; with `every`, every combination of flags too."""
-    for v, dtype, softcap in itertools.product(VOCABULARIES, (torch.bfloat16, torch.float32), (None, 30.0)):
-        shape = f"V={v} {str(dtype)[6:]}{' softcap' if softcap else ''}"
+    for v, layout, softcap in itertools.product(VOCABULARIES, LAYOUTS, (None, 30.0)):
+        shape = f"V={v} {layout}{' softcap' if softcap else ''}"
         for kl in KL_KINDS if every else ("none", "k3", "exact"):
-            yield f"{shape} kl={kl}", lambda v=v, d=dtype, k=kl, s=softcap: call_policy(v, d, k, softcap=s)
+            yield f"{shape} kl={kl}", lambda v=v, d=layout, k=kl, s=softcap: call_policy(v, d, k, softcap=s)
         for ref in (False, True):
-            yield f"{shape} ref={ref}", lambda v=v, d=dtype, r=ref, s=softcap: call_stats(v, d, r, s)
+            yield f"{shape} ref={ref}", lambda v=v, d=layout, r=ref, s=softcap: call_stats(v, d, r, s)
     flags = itertools.product((False, True), ("clip", "cispo"), (False, True), (False, True))
     for on_policy, surrogate, fine, backward in flags if every else [(True, "cispo", False, True), (False, "clip", False, False)]:
         yield (
             f"on_policy={on_policy} {surrogate} fine={fine} backward={backward}",
-            lambda o=on_policy, s=surrogate, f=fine, b=backward: call_policy(50257, torch.bfloat16, "k3", o, s, None, f, b),
+            lambda o=on_policy, s=surrogate, f=fine, b=backward: call_policy(50257, "bf16", "k3", o, s, None, f, b),
         )
 
 
@@ -159,10 +167,13 @@ def _tool(name: str, *args: str) -> str:
     return subprocess.run([TOOLS / name, *args], check=True, capture_output=True, text=True).stdout
 
 
-def report(every: bool) -> list[Line]:
+def report(every: bool, only: str = "") -> list[Line]:
+    """`only`: words that the description of a case must have."""
     compile_only()
     seen, lines = set(), []
     for what, call in cases(every):
+        if not all(word in what.split() for word in only.split()):
+            continue
         call()
         for name, kernel in compiled_kernels():
             if kernel.hash not in seen:
@@ -179,13 +190,13 @@ def compilations() -> dict[str, int]:
     kernel = rows_triton.policy_kernel
     counts = {}
     for n in range(1, 21):
-        call_policy(50257, torch.bfloat16, "k3", n=n, first=n - 1)
+        call_policy(50257, "bf16", "k3", n=n, first=n - 1)
     counts["20 lengths"] = sum(len(cache[0]) for cache in kernel.device_caches.values())
     for value in (0.0, 0.1, 0.25, 0.5, 1.0):
-        call_policy(50257, torch.bfloat16, "k3", n=7, value=value)
+        call_policy(50257, "bf16", "k3", n=7, value=value)
     counts["and 5 settings of every coefficient"] = sum(len(cache[0]) for cache in kernel.device_caches.values())
     for n in range(1, 21):
-        call_stats(50257, torch.bfloat16, True, n=n, first=n - 1)
+        call_stats(50257, "bf16", True, n=n, first=n - 1)
     for name in ("target_kernel", "partial_kernel", "combine_kernel", "gradient_kernel"):
         counts[f"20 lengths, {name}"] = sum(len(cache[0]) for cache in vars(rows_triton)[name].device_caches.values())
     return counts
@@ -194,12 +205,15 @@ def compilations() -> dict[str, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", action="store_true", help="every combination of flags, some minutes")
+    parser.add_argument("--only", default="", metavar="WORDS", help='the cases whose description has these words: "fp32 ref=True"')
     parser.add_argument("--compilations", action="store_true", help="count compilations instead, as JSON")
     args = parser.parse_args()
     if args.compilations:
         print(json.dumps(compilations()))
         return 0
-    lines = report(args.every)
+    lines = report(args.every, args.only)
+    if not lines:
+        parser.error(f"no case has the words {args.only!r}")
     print(f"{'kernel':18} {'compiled for':44} {'regs':>4} {'spills':>6} {'local':>5} {'shared':>6} {'load':>4}  faults")
     for x in lines:
         numbers = f"{x.registers:4} {x.spills:6} {x.local_bytes:5} {x.shared_bytes:6} {x.loop_load_bytes:4}"

@@ -175,7 +175,7 @@ def row_dlogits_(
             gradient_kernel[(n, count)](
                 logits, logits.stride(0), ref, ref.stride(0), out, out.stride(0), *fine.arguments(t), states, coefficients, t,
                 int(t.numel() > 1), v, size, float(softcap or 0.0), **fine.flags(), HAS_REF=ref_logits is not None,
-                SOFTCAP=softcap is not None, BLOCK=block, num_warps=8,
+                SOFTCAP=softcap is not None, BLOCK=block, num_warps=8, maxnreg=128,
             )
     return out
 
