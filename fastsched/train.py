@@ -25,11 +25,14 @@ def train(cfg: Config, run_dir: Path, log: RunLog, checkpoint: Path | None) -> i
         with assemble_training(cfg, run_dir, log) as run:
             progress = start(run, checkpoint)
             with Stop(cfg, run.ranks) as stop:
-                while not progress.complete(cfg) and not stop.reason:
-                    take_step(run, progress)
-                    stop.check(progress.flat_in_row, progress.unscored_in_row, run.source.scorer.failure)
-                    if stop.reason or due(progress.step, cfg.train.checkpoint_every) or progress.complete(cfg):
-                        save(run, progress)
+                try:
+                    while not progress.complete(cfg) and not stop.reason:
+                        take_step(run, progress)
+                        stop.check(progress.flat_in_row, progress.unscored_in_row, run.source.scorer.failure)
+                        if stop.reason or due(progress.step, cfg.train.checkpoint_every) or progress.complete(cfg):
+                            save(run, progress)
+                except RuntimeError as error:
+                    return stop.failed(error, log.warn)
             if stop.reason:
                 log.warn(f"stopped after step {progress.step}: {stop.reason}; continue with --resume")
             elif cfg.train.eval_at_ends and not due(progress.step, cfg.train.eval_every):

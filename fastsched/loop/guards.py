@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from dataclasses import asdict
+from typing import Callable
 
 import numpy as np
 
@@ -61,6 +62,14 @@ class Stop:
     def _interrupt(self, number: int, frame) -> None:
         self._signal = number
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait for the step to end
+
+    def failed(self, error: RuntimeError, warn: Callable[[str], None]) -> int:
+        """Say at once why the run ends, and return the exit code. Where a rank is gone the launcher sends SIGTERM to the others, which
+        must not arrive before: it would, while the engines are closed.
+        """
+        self.code, self.reason = GUARD, why_stopped(error)
+        warn(self.reason)
+        return self.code
 
     def check(self, steps_without_signal: int, steps_without_reward: int, failure: str) -> None:
         """Both counts are of steps in a row, the same on every rank; `failure` is what the scorer failed with last."""

@@ -8,8 +8,10 @@ from whole_run import rows, small
 
 from fastsched.config import Config, RewardConfig, TrainConfig
 from fastsched.config.arguments import parse_config
+from fastsched.engines.learner.deepspeed_engine import DeepSpeedLearner
 from fastsched.engines.ranks import Ranks
 from fastsched.loop.guards import UNSCORED_STEPS, Stop
+from fastsched.types import EngineError
 
 
 @pytest.mark.parametrize("unscored, flat, code, words", [
@@ -30,6 +32,24 @@ def test_a_reward_that_always_fails_stops_the_run_and_says_why(fastsched, tmp_pa
     assert len(rows(run)) == 3 and done.stdout.count("WARNING: reward failed (raised)") == 1
     assert json.loads((run / "checkpoints/step-3/state.json").read_text())["progress"]["unscored_in_row"] == 3
     assert "evaluation of step 0: 16 of 16 responses could not be scored (16 raised)" in done.stdout
+
+
+def test_why_a_run_ends_is_said_before_its_engines_are_closed(fastsched, tmp_path, random_model, monkeypatch):
+    """The fault: a launcher sends SIGTERM the moment a rank is gone, and the others died of it while they closed, without a word."""
+    run, logs, close = tmp_path / "run", [], DeepSpeedLearner.close
+
+    def closed(engine):
+        logs.append((run / "log.txt").read_text())
+        close(engine)
+
+    def lost(*_):
+        raise EngineError("planted: the rank is gone")
+
+    monkeypatch.setattr(DeepSpeedLearner, "close", closed)
+    monkeypatch.setattr("fastsched.train.take_step", lost)
+    done = fastsched(*small(random_model, run, "--train.eval_at_ends", "false"))
+    assert done.returncode == 3 and done.stdout.count("planted: the rank is gone; the checkpoints are untouched") == 1, done.stdout
+    assert len(logs) == 1 and "planted: the rank is gone" in logs[0]
 
 
 def test_what_a_resume_overrides_holds_for_the_next_one(fastsched, tmp_path, random_model):
