@@ -2,6 +2,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import torch
 
 from fastsched.config import ConfigError, RolloutConfig
 from fastsched.engines.ranks import Ranks
@@ -132,6 +133,8 @@ def test_c3_c10_two_ranks_outcomes_come_in_the_order_of_the_selection():
 class BreaksAfter:
     """The fault: a sampler that raises once it has taken `count` tensors."""
 
+    dtype = torch.float32
+
     def __init__(self, count: int, error: Exception):
         self.count, self.error = count, error
 
@@ -146,12 +149,12 @@ class BreaksAfter:
 def test_h4_a_sampler_that_fails_in_a_sync_is_named_with_the_parameter(error):
     sampler, name = BreaksAfter(2, error), type(error).__name__
     with pytest.raises(SyncError, match=rf"weight sync, version 4: the sampler failed at layers.0.q_proj \({name}.*--resume"):
-        load_weights(sampler, iter([("embed", 1), ("layers.0.q_proj", 2), ("norm", 3)]), 4)
+        load_weights(sampler, iter([(name, torch.ones(2)) for name in ("embed", "layers.0.q_proj", "norm")]), 4)
 
 
 def test_h4_what_already_says_so_is_passed_on():
     with pytest.raises(SyncError, match="^unknown parameter$"):
-        load_weights(BreaksAfter(1, SyncError("unknown parameter")), iter([("embed", 1)]), 4)
+        load_weights(BreaksAfter(1, SyncError("unknown parameter")), iter([("embed", torch.ones(2))]), 4)
 
 
 def test_a_lost_rank_is_told_from_an_error_of_our_own(monkeypatch):

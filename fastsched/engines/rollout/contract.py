@@ -3,13 +3,16 @@
 P prompts, G responses a prompt, L tokens of one response.
 """
 
-from typing import Callable, Iterable, Mapping, NamedTuple, Optional, Protocol, Sequence
+import functools
+import logging
+from typing import Iterable, Mapping, NamedTuple, Optional, Protocol, Sequence
 
 import numpy as np
 import torch
 
 from fastsched.config import LOWEST_TEMPERATURE, ConfigError, require
-from fastsched.engines.rollout.weights import SyncError, first_difference
+from fastsched.engines.rollout.fingerprints import differences
+from fastsched.engines.rollout.weights import SyncError
 from fastsched.types import Prompt, Response, Sampling
 
 
@@ -44,8 +47,11 @@ class RolloutEngine(Protocol):
     def score(self, token_ids: Sequence[int]) -> np.ndarray:
         """[len - 1] float32: log-probability (temperature 1) of each token after the first."""
 
-    def layer_fingerprints(self) -> dict[str, float]:
-        """`weights.layer_fingerprints` of what the engine really multiplies with."""
+    def fingerprints(self) -> dict[str, dict[str, int | None]]:
+        """`fingerprints.fingerprints` of what the engine multiplies with, by its holder: 'the sampler', or a server's URL.
+
+        None: ranks that hold the same tensor hold different values. A tensor that the engine keeps in a form of its own is left out.
+        """
 
     def close(self) -> None:
         """Free the model; a second call does nothing. Call it before the process group is destroyed."""
@@ -112,17 +118,31 @@ def measure_sync(engine: RolloutEngine, token_ids: Sequence[int], learner_logp: 
     return SyncCheck(float(difference.mean()), float(difference.max()))
 
 
-def require_sync(engine: RolloutEngine, check: SyncCheck, tolerance: float, learner_version: int,
-                 learner_fingerprints: Callable[[], Mapping[str, float]]) -> None:
-    """SyncError naming the first differing layer group if `check.mean` is above `tolerance` or NaN, or versions differ.
+def require_weights(engine: RolloutEngine, sent: Mapping[str, int], version: int) -> None:
+    """SyncError if `engine` does not hold, bit for bit, the tensors whose fingerprints are `sent`, or says another version.
 
-    `learner_fingerprints` (`weights.layer_fingerprints` over the learner's named weights) is called only on failure.
+    No collective but that of a tensor parallel engine: a run lets its ranks agree on the outcome.
     """
-    if check.mean <= tolerance and engine.weight_version == learner_version:
-        return
-    group = first_difference(learner_fingerprints(), engine.layer_fingerprints(), engine.dtype)
-    where = (f"first differing layer group: {group}" if group
-             else "the weights of every layer group agree: suspect cached prefixes, positions or dtype")
-    raise SyncError(f"sampler (weight version {engine.weight_version}) and learner (version {learner_version}) "
-                    "disagree on the re-scored prompt: |difference of logp| "
-                    f"mean {check.mean:.3g}, max {check.max:.3g}, tolerance {tolerance:.3g}; {where}")
+    if engine.weight_version != version:
+        raise SyncError(f"weight sync, version {version}: the sampler says that its weights are version {engine.weight_version}")
+    for holder, held in engine.fingerprints().items():
+        wrong, known = differences(sent, held), len(sent.keys() & held.keys())
+        if wrong or not known:
+            what = f"{len(wrong)} of {known} tensors differ, first {wrong[0]}" if wrong else "none of its tensors has a name that was sent"
+            raise SyncError(f"weight sync, version {version}: {holder} does not hold the weights that the learner sent: {what}")
+        if known < len(sent):
+            _say_once(f"weight sync: {holder} keeps {len(sent) - known} of {len(sent)} tensors in a form of its own, first "
+                      f"{next(name for name in sent if name not in held)}; only the log-probabilities show whether they arrived")
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    logging.getLogger(__name__).warning(message)
+
+
+def require_sync(check: SyncCheck, tolerance: float, version: int) -> None:
+    """SyncError if `check.mean` is above `tolerance` or NaN; the weights were found equal before (`require_weights`)."""
+    if not check.mean <= tolerance:
+        raise SyncError(f"sampler and learner (weight version {version}) disagree on the re-scored prompt: |difference of logp| "
+                        f"mean {check.mean:.3g}, max {check.max:.3g}, tolerance {tolerance:.3g} (rollout.sync_tolerance); the weights "
+                        "agree: suspect cached prefixes, positions or dtype")

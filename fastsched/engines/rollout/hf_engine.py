@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from fastsched.config import RolloutConfig, require
 from fastsched.engines.rollout.contract import check_request, each_response, require_usable
-from fastsched.engines.rollout.weights import checked, expected_shapes, layer_fingerprints
+from fastsched.engines.rollout.fingerprints import fingerprints
+from fastsched.engines.rollout.weights import checked, expected_shapes
 from fastsched.types import Prompt, Response, Sampling
 
 
@@ -107,8 +108,8 @@ class TransformersRollout:
         logits = self._model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
         return torch.log_softmax(logits, 1).gather(1, ids[1:, None])[:, 0].cpu().numpy()
 
-    def layer_fingerprints(self) -> dict[str, float]:
-        return layer_fingerprints(self._model.named_parameters(), self.dtype)
+    def fingerprints(self) -> dict[str, dict[str, int | None]]:
+        return {"the sampler": fingerprints(self._model.named_parameters(), self.dtype)}
 
     def close(self) -> None:
         self._model = None

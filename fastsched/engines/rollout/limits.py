@@ -55,9 +55,9 @@ class LimitedRollout:
         with self._named(f"score ({len(token_ids)} tokens)"):
             return self._engine.score(token_ids)
 
-    def layer_fingerprints(self) -> dict[str, float]:
-        with self._named("layer_fingerprints"):
-            return self._engine.layer_fingerprints()
+    def fingerprints(self) -> dict[str, dict[str, int | None]]:
+        with self._named("fingerprints"):
+            return self._engine.fingerprints()
 
     def sleep(self) -> None:
         with self._named("sleep"):

@@ -131,7 +131,7 @@ class ServerRollout:
         for number, chunk in enumerate(_chunks(checked(named_tensors, self._shapes, self.dtype))):
             self._send(chunk, f"weight version {version}, file {number} from {next(iter(chunk))}")
         self._everywhere(lambda server: server.post("/finish_weight_update", {"weight_version": str(version)}))
-        self._everywhere(lambda server: server.post("/reset_prefix_cache"))
+        self._everywhere(_drop_prefixes)
         self._everywhere(lambda server: server.post("/resume"))
         self.weight_version = version
         self._failed_version = None
@@ -154,9 +154,9 @@ class ServerRollout:
                                 f"{self.weight_version}: |difference of logp| {np.abs(logp - scores[0]).max():.3g} at most")
         return scores[0]
 
-    def layer_fingerprints(self) -> dict[str, float]:
-        answers = self._everywhere(lambda server: server.post("/collective_rpc", {"method": "layer_fingerprints"}))
-        return answers[0].json()["results"][0]
+    def fingerprints(self) -> dict[str, dict[str, int | None]]:
+        answers = self._everywhere(lambda server: server.post("/collective_rpc", {"method": "fingerprints"}))
+        return {f"rollout server {s.url}": a.json()["results"][0] for s, a in zip(self._servers, answers, strict=True)}
 
     def _everywhere(self, call) -> list:
         return list(self._pool.map(call, self._servers))
@@ -165,6 +165,12 @@ class ServerRollout:
         for server in self._servers:
             server.close()
         self._servers = []
+
+
+def _drop_prefixes(server: Server) -> None:
+    if not server.post("/reset_prefix_cache").json().get("success"):
+        raise SyncError(f"rollout server {server.url}: vLLM refused to drop its prefix cache, which requests that never ended, or another "
+                        "run's, still hold; what it computes next could mix weights")
 
 
 def _arrays(answer: httpx.Response) -> dict[str, np.ndarray]:

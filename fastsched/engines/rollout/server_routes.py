@@ -7,7 +7,7 @@ import io
 import itertools
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
@@ -28,7 +28,8 @@ async def generate(request: Request) -> Response:
     engine = request.app.state.engine_client
     asked = [(prompt["token_ids"], SamplingParams(seed=seed, **body["sampling"]))
              for prompt in body["prompts"] for seed in prompt["seeds"]]
-    await engine.reset_prefix_cache()
+    if not await engine.reset_prefix_cache():
+        raise HTTPException(503, "vLLM refused to drop its prefix cache: requests of another run, or that never ended, still hold it")
     outputs = [output.outputs[0] for output in await _run(engine, asked)]
     versions = [{span.version for span in output.weight_versions} for output in outputs]
     return _npz(lengths=np.array([len(output.token_ids) for output in outputs], np.int64),

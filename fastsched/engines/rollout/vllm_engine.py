@@ -4,6 +4,7 @@ import logging
 import os
 import random
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Iterable, Optional, Sequence
 
@@ -13,8 +14,8 @@ import torch.distributed as dist
 
 from fastsched.config import RolloutConfig, require
 from fastsched.engines.rollout.contract import check_request, each_response, require_usable
-from fastsched.engines.rollout.vllm_model import module_fingerprints, repack_tied_head
-from fastsched.engines.rollout.weights import checked, expected_shapes
+from fastsched.engines.rollout.vllm_model import model_fingerprints, repack_tied_head, watch_packing
+from fastsched.engines.rollout.weights import SyncError, checked, expected_shapes
 from fastsched.types import Prompt, Response, Sampling
 
 CPU_BLOCK = 32  # the smallest that vLLM's CPU attention takes: the G responses of a prompt share its full blocks
@@ -47,7 +48,7 @@ class VllmRollout:
         require_usable(self._failed_version)
         check_request(prompts, sampling, seeds, self.max_model_len, responses)
         # A cached prefix was computed in another batch; without it a batch depends on nothing that ran before.
-        self._llm.reset_prefix_cache()
+        self._drop_prefixes()
         rows, row_seeds = each_response(prompts, sampling, seeds, responses)
         params = [self._params(sampling, seed) for seed in row_seeds]
         outputs = self._run([(list(row.token_ids), p) for row, p in zip(rows, params, strict=True)])
@@ -85,9 +86,14 @@ class VllmRollout:
         self._llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=weights, is_checkpoint_format=True))
         if "lm_head.weight" not in self._shapes:
             self._repack_tied_head()
-        self._llm.reset_prefix_cache()
+        self._drop_prefixes()
         self.weight_version = version
         self._failed_version = None
+
+    def _drop_prefixes(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise SyncError("sampler: vLLM refused to drop its prefix cache, which requests that never ended still hold; what it computes "
+                            "next could mix weights")
 
     def _repack_tied_head(self) -> None:
         self._llm.apply_model(repack_tied_head)
@@ -100,7 +106,8 @@ class VllmRollout:
     def _wake(self) -> None:
         """Before weights are written: what is written into a sleeping engine is lost."""
         if self._asleep:
-            self._llm.wake_up()
+            if not self._llm.wake_up():
+                raise SyncError("sampler: vLLM did not wake up in full (rollout.sleep); weights written now would be lost")
             self._asleep = False
 
     def score(self, token_ids: Sequence[int]) -> np.ndarray:
@@ -113,9 +120,9 @@ class VllmRollout:
         output, = self._run([(list(token_ids), params)])
         return sampled_logp(token_ids[1:], output.prompt_logprobs[1:])
 
-    def layer_fingerprints(self) -> dict[str, float]:
-        prints, = self._llm.apply_model(module_fingerprints)
-        return prints
+    def fingerprints(self) -> dict[str, dict[str, int | None]]:
+        held, = self._llm.apply_model(partial(model_fingerprints, dtype=self.dtype))
+        return {"the sampler": held}
 
     def close(self) -> None:
         if self._llm is None:
@@ -158,6 +165,7 @@ def _start(model_path: str | Path, cfg: RolloutConfig, dtype: str, max_model_len
 
         on_cpu = current_platform.is_cpu()
         _require_possible(cfg, on_cpu)
+        watch_packing()
         if on_cpu:
             torch._dynamo.config.disable = True  # else the first sampled batch compiles C++ for half a minute
         return LLM(

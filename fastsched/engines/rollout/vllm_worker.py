@@ -1,4 +1,4 @@
-"""What a rollout server adds to vLLM's worker: weights that arrive as safetensors files, and fingerprints of what it multiplies with.
+"""What a rollout server adds to vLLM's worker: weights that arrive as safetensors files, and their fingerprints.
 
 vLLM imports this module in the worker process because the server names `WorkerExtension`; importing it registers the backend.
 """
@@ -12,7 +12,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from fastsched.engines.rollout.vllm_model import module_fingerprints, repack_tied_head
+from fastsched.engines.rollout.vllm_model import model_fingerprints, repack_tied_head, watch_packing
 
 BACKEND = WeightTransferConfig(backend="safetensors")
 
@@ -63,8 +63,9 @@ class SafetensorsTransfer(WeightTransferEngine[NoInit, FileUpdate]):
 class WorkerExtension:
     """Methods of the worker that /collective_rpc reaches."""
 
-    def layer_fingerprints(self) -> dict[str, float]:
-        return module_fingerprints(self.get_model())
+    def fingerprints(self) -> dict[str, int | None]:
+        return model_fingerprints(self.get_model(), self.model_config.dtype)
 
 
+watch_packing()
 WeightTransferEngineFactory.register_engine(BACKEND.backend, SafetensorsTransfer)

@@ -15,19 +15,20 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from fastsched.config import RolloutConfig
-from fastsched.engines.rollout.contract import SyncCheck, measure_sync, require_sync
+from fastsched.engines.rollout.contract import SyncCheck, measure_sync, require_sync, require_weights
+from fastsched.engines.rollout.fingerprints import fingerprints
 from fastsched.engines.rollout.opening import open_rollout
-from fastsched.engines.rollout.weights import first_difference, layer_fingerprints
 from fastsched.types import Prompt, Sampling
 
 WORKER = Path(__file__)
 STOP = tuple(range(20, 36))
 
 
-def synced(engine, token_ids, learner_logp, tolerance, version, fingerprints) -> SyncCheck:
-    """The check of a weight sync as a run makes it, on one rank."""
+def synced(engine, weights, version, token_ids, learner_logp, tolerance=1e-4) -> SyncCheck:
+    """Both checks of a weight sync as a run makes them, on one rank."""
+    require_weights(engine, fingerprints(weights, engine.dtype), version)
     check = measure_sync(engine, token_ids, learner_logp)
-    require_sync(engine, check, tolerance, version, fingerprints)
+    require_sync(check, tolerance, version)
     return check
 
 
@@ -109,9 +110,7 @@ def shared(folder: str) -> None:
     assert [r.row for r in responses] == [p.row for p in asked for _ in range(3)] and {r.weight_version for r in responses} == {1}
     errors = [np.abs(r.logp - learner_logp(model, r.prompt_ids + r.token_ids, 0.8)[len(r.prompt_ids) - 1:]).max() for r in responses]
     ids = prompt(rank, 30 + rank).token_ids
-    check = synced(engine, ids, learner_logp(model, ids), 1e-4, 1, dict)
-    prints = layer_fingerprints(model.named_parameters(), torch.float32)
-    assert first_difference(prints, engine.layer_fingerprints(), torch.float32) is None
+    check = synced(engine, model.named_parameters(), 1, ids, learner_logp(model, ids))
     assert len(engine.generate(asked if rank else [], Sampling(1, 4), seeds if rank else [])) == 2 * rank
     everyone: list = [None, None]
     dist.all_gather_object(everyone, packed(responses))

@@ -28,7 +28,7 @@ def failing(error):
     def fail(*_):
         raise error
 
-    return SimpleNamespace(generate=fail, score=fail, load_weights=fail, layer_fingerprints=fail, sleep=fail)
+    return SimpleNamespace(generate=fail, score=fail, load_weights=fail, fingerprints=fail, sleep=fail)
 
 
 ARGUMENTS = {"generate": ([], Sampling(1, 1), []), "score": ([1, 2, 3],), "load_weights": ([], 4)}
@@ -39,7 +39,7 @@ def call(engine, name):
 
 
 @pytest.mark.parametrize("name, words", [("generate", "generate .0 prompts."), ("score", "score .3 tokens."),
-                                         ("layer_fingerprints", "layer_fingerprints"), ("sleep", "sleep")])
+                                         ("fingerprints", "fingerprints"), ("sleep", "sleep")])
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), ValueError("bad shape"), AssertionError("cache"), KeyError("seq")])
 def test_h4_what_the_sampler_raises_names_the_call(name, words, error):
     with pytest.raises(EngineError, match=rf"^sampler: {words} failed \({type(error).__name__}: "):

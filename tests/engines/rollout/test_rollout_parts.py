@@ -13,10 +13,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from fastsched.config import ConfigError, RolloutConfig
 from fastsched.engines.models.tiny import random_tiny
-from fastsched.engines.rollout.contract import check_request, response_seed
+from fastsched.engines.rollout.contract import check_request, require_weights, response_seed
+from fastsched.engines.rollout.fingerprints import fingerprints
 from fastsched.engines.rollout.opening import open_rollout
 from fastsched.engines.rollout.vllm_engine import VllmRollout, _require_possible, sampled_logp
-from fastsched.engines.rollout.weights import SyncError, checked, expected_shapes, first_difference, layer_fingerprints
+from fastsched.engines.rollout.weights import SyncError, checked, expected_shapes
 from fastsched.types import Sampling
 
 
@@ -87,8 +88,7 @@ def test_left_padding_keeps_absolute_positions_right(tmp_path):
     for r in engine.generate([prompt(0, 3), prompt(1, 30)], Sampling(2, 8), [1, 2]):
         expected = learner_logp(model, r.prompt_ids + r.token_ids)[len(r.prompt_ids) - 1:]
         np.testing.assert_allclose(r.logp, expected, atol=1e-4)
-    prints = layer_fingerprints(model.named_parameters(), torch.float32)
-    assert first_difference(prints, engine.layer_fingerprints(), torch.float32) is None
+    require_weights(engine, fingerprints(model.named_parameters(), torch.float32), 0)
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_sleep_refuses_an_allocator_that_it_cannot_work_with(monkeypatch):
 def test_a_sleeping_engine_is_woken_before_weights_are_written(tmp_path):
     """H3: what is written into a sleeping engine is lost. Sleep itself needs CUDA; the order of the calls does not."""
     folder, calls = random_tiny(tmp_path, tied=True, seed=0), []
-    record = lambda name: lambda *given, **named: calls.append(given[0] if name == "collective_rpc" else name)
+    record = lambda name: lambda *given, **named: calls.append(given[0] if name == "collective_rpc" else name) is None
     engine = VllmRollout.__new__(VllmRollout)
     engine._failed_version, engine._asleep, engine.dtype, engine._shapes = None, False, torch.float32, expected_shapes(folder)
     engine._llm = SimpleNamespace(**{n: record(n) for n in ("sleep", "wake_up", "collective_rpc", "apply_model", "reset_prefix_cache")})
@@ -145,3 +145,7 @@ def test_a_sleeping_engine_is_woken_before_weights_are_written(tmp_path):
     engine.load_weights([], 1)
     engine.load_weights([], 2)
     assert calls == ["sleep", "wake_up", *["reload_weights", "apply_model", "reset_prefix_cache"] * 2]
+    engine.sleep()
+    engine._llm.wake_up = lambda: False
+    with pytest.raises(SyncError, match="did not wake up in full"):
+        engine.load_weights([], 3)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from fastsched.config import ConfigError, RolloutConfig
 from fastsched.engines.models.tiny import random_tiny
 from fastsched.engines.rollout import server_engine
+from fastsched.engines.rollout.contract import require_weights
 from fastsched.engines.rollout.opening import open_rollout
 from fastsched.engines.rollout.server_engine import Server
 from fastsched.engines.rollout.server_process import ServerError, engine_options
@@ -27,7 +28,7 @@ class Faulty:
     """An HTTP server whose answers are set by path: status, body. Keeps what it was sent, and the files it was told to load."""
 
     def __init__(self):
-        self.answers: dict[str, tuple[int, bytes]] = {}
+        self.answers: dict[str, tuple[int, bytes]] = {"/reset_prefix_cache": (200, b'{"success": true}')}
         self.calls: list[str] = []
         self.bodies: list[dict] = []
         self.files: list[tuple[str, dict]] = []
@@ -157,6 +158,29 @@ def test_a_sync_that_breaks_leaves_the_engine_unusable(folder, faulty):
         engine.load_weights(weights.items(), 3)
     with pytest.raises(SyncError, match="unusable: loading weight version 3"):
         engine.generate([prompt(0, 5)], Sampling(2, 4), [1])
+
+
+def test_a_server_that_keeps_its_prefixes_is_named(folder, faulty):
+    engine = joined(folder, faulty.url)
+    faulty.answers["/reset_prefix_cache"] = (200, b'{"success": false}')
+    weights = {name: torch.zeros(shape) for name, shape in expected_shapes(folder).items()}
+    with pytest.raises(SyncError, match=f"rollout server {faulty.url}: vLLM refused to drop its prefix cache"):
+        engine.load_weights(weights.items(), 3)
+    with pytest.raises(SyncError, match="unusable: loading weight version 3"):
+        engine.score([3, 4])
+
+
+def test_a_server_that_holds_other_weights_is_named(folder):
+    """The second of two ignored one tensor."""
+    servers = [Faulty(), Faulty()]
+    engine = joined(folder, *(s.url for s in servers))
+    held = {name: k for k, name in enumerate(expected_shapes(folder))}
+    for server, answer in zip(servers, (held, held | {"model.norm.weight": -1}), strict=True):
+        server.answers["/collective_rpc"] = (200, json.dumps({"results": [answer]}).encode())
+    with pytest.raises(SyncError, match=f"{servers[1].url} does not hold .* 1 of {len(held)} tensors differ, first model.norm.weight$"):
+        require_weights(engine, held, 0)
+    for server in servers:
+        server.close()
 
 
 def test_servers_that_disagree_are_named(folder):
