@@ -26,6 +26,8 @@ def init_distributed(timeout_s: float = PATIENCE_S) -> "Ranks":
     if not torch.cuda.is_available():
         # Only DeepSpeed's inference collectives use this op; building it takes minutes and a killed build locks the next start.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # Ranks of this host, as DeepSpeed's launcher says it: else ZeRO-3 starts `numactl` in every backward pass to count devices.
+        os.environ["LOCAL_SIZE"] = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
     if comm.is_initialized():
         return joined_ranks()
     backend = "nccl" if torch.cuda.is_available() else "gloo"

@@ -52,3 +52,15 @@ def test_a_checkpoint_of_any_stage_goes_on_under_any_other(model_path, tmp_path,
     second.close()
     assert all(torch.equal(saved[n], loaded[n]) for n in saved) and not all(torch.equal(saved[n], straight[n]) for n in saved)
     assert all(torch.equal(straight[n], after[n]) for n in straight)
+
+
+def test_no_program_is_started_to_count_devices(model_path, monkeypatch):
+    """The fault: under ZeRO-3 every bucket of gradients asked `numactl --hardware`, some 20 ms a micro-batch."""
+    asked = []
+    monkeypatch.setattr("deepspeed.utils.numa.get_numa_cores", lambda: asked.append(1) or [[0]])
+    engine = small_engine(3)
+    asked.clear()
+    backward(engine, micro_batches(2))
+    engine.step(1e-3)
+    engine.close()
+    assert not asked
