@@ -26,11 +26,7 @@ def train(cfg: Config, run_dir: Path, log: RunLog, checkpoint: Path | None) -> i
             progress = start(run, checkpoint)
             with Stop(cfg, run.ranks) as stop:
                 try:
-                    while not progress.complete(cfg) and not stop.reason:
-                        take_step(run, progress)
-                        stop.check(progress.flat_in_row, progress.unscored_in_row, run.source.scorer.failure)
-                        if stop.reason or due(progress.step, cfg.train.checkpoint_every) or progress.complete(cfg):
-                            save(run, progress)
+                    take_steps(run, progress, stop)
                 except RuntimeError as error:
                     return stop.failed(error, log.warn)
             if stop.reason:
@@ -41,6 +37,14 @@ def train(cfg: Config, run_dir: Path, log: RunLog, checkpoint: Path | None) -> i
     except RuntimeError as error:
         log.warn(why_stopped(error))
         return GUARD
+
+
+def take_steps(run: Training, progress: Progress, stop: Stop) -> None:
+    while not progress.complete(run.cfg) and not stop.reason:
+        take_step(run, progress)
+        stop.check(progress.flat_in_row, progress.unscored_in_row, run.source.scorer.failure)
+        if stop.reason or due(progress.step, run.cfg.train.checkpoint_every) or progress.complete(run.cfg):
+            save(run, progress)
 
 
 def take_step(run: Training, progress: Progress) -> None:

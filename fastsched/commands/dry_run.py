@@ -82,6 +82,12 @@ def _features(cfg: Config, folder: Path, train_set: PromptSet) -> list[str]:
         return [f"features: {error}; run `fastsched cluster` with the same configuration first"]
 
 
+def _logits_width(cfg: Config, width: int) -> int:
+    """Bytes for an entry: the policy's logits, their gradient where it is of another dtype, and the reference's logits."""
+    logits = 4 if cfg.learner.logits == "fp32" else width
+    return logits + (width if logits != width else 0) + (logits if cfg.learner.kl == "exact" else 0)
+
+
 def _memory(cfg: Config, folder: Path | None, world: int) -> list[str]:
     """Per rank: ZeRO states, reference, head, activations, sampler. An estimate, good to some 20 %."""
     shape = folder_shape(folder, cfg.model) if folder else cfg.model.shape
@@ -100,7 +106,7 @@ def _memory(cfg: Config, folder: Path | None, world: int) -> list[str]:
         **({"teacher, if of this size": n * width} if cfg.learner.teacher else {}),
         **({"gradient sums by bin": n * 4} if cfg.log.snr_bins else {}),
         "activations": tokens * shape.layers * per_token_layer,
-        "logits of one chunk": chunk * shape.vocab * width * (2 if cfg.learner.kl == "exact" else 1) + shape.vocab * shape.hidden * 4,
+        "logits of one chunk": chunk * shape.vocab * _logits_width(cfg, width) + shape.vocab * shape.hidden * 4,
         "sampler weights": n * rollout_width,
     }
     cache = (cfg.rollout.max_num_seqs * (cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens) * shape.layers * 2

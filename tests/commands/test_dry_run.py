@@ -57,3 +57,16 @@ def test_the_dry_run_checks_what_a_run_checks_of_packing(capsys, random_model):
     assert main([*base, "--learner.micro_batch_tokens", "100"]) == 0
     assert main([*base, "--learner.micro_batch_tokens", "30"]) == 2
     assert "learner.micro_batch_tokens: 30 is less than the" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options, entry", [
+    (("--learner.logits", "bf16", "--learner.kl", "exact"), 2 + 2), (("--learner.logits", "fp32", "--learner.kl", "exact"), 4 + 2 + 4),
+    (("--learner.logits", "fp32", "--learner.kl", "k3"), 4 + 2), (("--model.dtype", "float32", "--learner.kl", "exact"), 4 + 4)])
+def test_the_estimate_counts_what_the_head_holds(monkeypatch, capsys, options, entry):
+    """Logits, their gradient where it is bf16 beside fp32, the reference's logits; 1000 rows of a vocabulary of 1,000,000."""
+    monkeypatch.setattr(shape, "snapshot_download", unreachable)
+    sizes = ("--model.shape.parameters", "1e9", "--model.shape.layers", "1", "--model.shape.hidden", "1", "--model.shape.vocab", "1000000",
+             "--model.shape.kv_width", "1")
+    assert main([*BASE, "--model.name", "some/model", "--model.dtype", "bfloat16", "--learner.chunk_rows", "1000", *sizes, *options]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "logits of one chunk" in line)
+    assert float(line.split()[-2]) == pytest.approx((entry * 1e9 + 4e6) / 2**30, abs=0.01)

@@ -13,7 +13,7 @@ from fastsched_kernels.linear import linear_token_stats, policy_loss
 from fastsched_kernels.logits import policy_loss_from_logits
 from fastsched_kernels.reference import Objective
 from fastsched_kernels.table import Coefficients
-from fastsched_kernels.testing import seeded
+from fastsched_kernels.testing import peaked_head, seeded
 from row_implementations import NAMES, each, on_the_cpu
 from torch import Tensor
 
@@ -157,20 +157,8 @@ def test_the_policy_loss_of_a_row_uses_the_same(implementation, kl):
 
 
 def head(likeliest: float, place: str) -> tuple[Tensor, Tensor, Tensor]:
-    """(hidden [N, H], weight [V, H], target): bf16, with logits of that kind."""
-    g = seeded(5)
-    weight = torch.randn(V, 64, generator=g, dtype=torch.float64) / 8
-    top = torch.randint(V, (N,), generator=g)
-    direction, noise = weight[top] / weight[top].norm(dim=1, keepdim=True), torch.randn(N, 64, generator=g, dtype=torch.float64)
-    low, high = torch.zeros(N, 1), torch.full((N, 1), 400.0)
-    for _ in range(60):
-        middle = (low + high) / 2
-        hidden = 3 * noise + middle * direction
-        enough = (hidden @ weight.t()).softmax(1).gather(1, top[:, None]) > likeliest
-        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    hidden, weight = hidden.bfloat16(), weight.bfloat16()
-    order = (hidden.double() @ weight.double().t()).argsort(1, descending=True)
-    return hidden, weight, order[:, 0 if place == "argmax" else 1].contiguous()
+    """(hidden [N, 64], weight [V, 64], target [N]): bf16, with logits of that kind."""
+    return peaked_head(N, 64, V, likeliest, place, seeded(5))
 
 
 @pytest.mark.parametrize("name", NAMES)

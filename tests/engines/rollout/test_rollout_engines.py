@@ -17,7 +17,6 @@ from fastsched.config import ConfigError
 from fastsched.engines.models.tiny import random_tiny
 from fastsched.engines.rollout.contract import RolloutEngine
 from fastsched.engines.rollout.fingerprints import fingerprints
-from fastsched.engines.rollout.hf_engine import TransformersRollout
 from fastsched.engines.rollout.weights import SyncError
 from fastsched.types import Sampling
 
@@ -290,20 +289,12 @@ def test_half_loaded_weights_are_never_used(setup):
         setup.engine.load_weights(setup.model.named_parameters(), 4)
 
 
-def head_dtype(engine) -> torch.dtype:
-    """In which the engine forms its logits."""
-    if isinstance(engine, TransformersRollout):
-        return engine._model(input_ids=torch.tensor([[5, 6]])).logits.dtype
-    return engine._llm.llm_engine.model_config.head_dtype
-
-
 def test_bfloat16_sampler_beside_a_float32_learner(opened):
     if not opened.tied or opened.kind == "vllm_server":
         pytest.skip("one model is enough; test_server_parts.py has the server's options")
     opened.engine.close()
     ids = prompt(0, 60).token_ids
-    engine = open_engine(opened.kind, opened.folder, dtype="bfloat16", head_dtype="fp32")
-    assert engine.dtype is torch.bfloat16 and head_dtype(engine) is torch.float32
+    engine = open_engine(opened.kind, opened.folder, dtype="bfloat16")
     engine.load_weights(opened.model.named_parameters(), 1)
     assert 1e-5 < synced(engine, opened.model.named_parameters(), 1, ids, learner_logp(opened.model, ids), 0.2).mean
     engine.close()

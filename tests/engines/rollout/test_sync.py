@@ -40,7 +40,7 @@ def opened(request, tmp_path_factory):
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=generator)
     torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0).step()
-    engine = open_engine(request.param, folder, dtype="bfloat16")
+    engine = open_engine(request.param, folder, dtype="bfloat16", head_dtype="fp32")
     yield Setup(request.param, engine, before, rounded())
     engine.close()
 
@@ -68,6 +68,15 @@ class Planted:
 
 def synced(engine, weights, version) -> None:
     require_weights_everywhere(Ranks(), engine, load_weights(engine, iter(weights.items()), version), version)
+
+
+def test_the_head_of_a_bf16_sampler_may_be_fp32(setup):
+    if setup.kind == "vllm_server":
+        pytest.skip("test_server_parts.py has the server's options")
+    engine = setup.engine
+    dtype = (engine._model(input_ids=torch.tensor([[5, 6]])).logits.dtype if setup.kind == "transformers"
+             else engine._llm.llm_engine.model_config.head_dtype)
+    assert dtype is torch.float32 and engine.dtype is torch.bfloat16
 
 
 def test_a_sync_that_happened_passes(setup):
