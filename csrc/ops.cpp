@@ -86,6 +86,13 @@ Tensor ema_and_drift_(at::TensorList avg, at::TensorList params, double alpha) {
   return cpu::ema_and_drift_(avg, params, alpha);
 }
 
+Tensor squared_norm(const Tensor& values) {
+  auto type = values.scalar_type();
+  TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16, "values must be fp32 or bf16, got ", type);
+  TORCH_CHECK_VALUE(values.is_contiguous(), "values must be contiguous");
+  return cpu::squared_norm(values);
+}
+
 void add_(Tensor& total, const Tensor& part, bool first) {
   TORCH_CHECK_NOT_IMPLEMENTED(total.scalar_type() == at::kFloat && part.scalar_type() == at::kBFloat16, "need fp32 += bf16");
   TORCH_CHECK_VALUE(total.sizes() == part.sizes() && total.is_contiguous() && part.is_contiguous(),
@@ -154,6 +161,7 @@ TORCH_LIBRARY(fastsched_kernels, m) {
   m.def("policy_rows_(Tensor logits, Tensor target, Tensor? ref_logits, Tensor table, int kl, int flags, float softcap, "
         "Tensor(a!) out) -> Tensor");
   m.def("ema_and_drift_(Tensor(a!)[] avg, Tensor[] params, float alpha) -> Tensor");
+  m.def("squared_norm(Tensor values) -> Tensor");
   m.def("add_(Tensor(a!) total, Tensor part, bool first) -> ()");
   m.def("active_columns(Tensor dlogits, Tensor threshold) -> (Tensor, Tensor)");
   m.def("gather_columns(Tensor dlogits, Tensor columns) -> Tensor");
@@ -165,6 +173,7 @@ TORCH_LIBRARY_IMPL(fastsched_kernels, CPU, m) {
   m.impl("row_dlogits_", fastsched::row_dlogits_);
   m.impl("policy_rows_", fastsched::policy_rows_);
   m.impl("ema_and_drift_", fastsched::ema_and_drift_);
+  m.impl("squared_norm", fastsched::squared_norm);
   m.impl("add_", fastsched::add_);
   m.impl("active_columns", fastsched::active_columns);
   m.impl("gather_columns", fastsched::gather_columns);

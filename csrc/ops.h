@@ -33,6 +33,9 @@ Tensor policy_rows_(const Tensor& logits, const Tensor& target, const OptionalTe
 // -> [2] fp64: sum |param - avg|^2, sum |avg|^2 after the update
 Tensor ema_and_drift_(at::TensorList avg, at::TensorList params, double alpha);
 
+// -> fp64 scalar: sum of the squares of a contiguous fp32 or bf16 tensor
+Tensor squared_norm(const Tensor& values);
+
 // total (fp32) += part (bf16), or = part when it is the first
 void add_(Tensor& total, const Tensor& part, bool first);
 

@@ -11,13 +11,23 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Iterator, Sequence
 
+from fastsched.commands.process import start_again_if_better
 from fastsched.config import BAD_INPUT, DONE, GUARD, INTERRUPTED, ConfigError
 from fastsched.types import EngineError
 
 COMMANDS = {"train": "train", "cluster": "cluster", "eval": "evaluate", "report": "report", "export": "export",
             "serve-bench": "serve_bench", "presets": "presets"}
 """The module of `fastsched.commands` whose `run(arguments)` returns the exit code; imported only when it is asked for."""
+LOADS_MODELS = {"train", "cluster", "eval", "export", "serve-bench"}
+QUICK = {"-h", "--help", "--dry-run", "--dry_run"}
 COPIES_MODELS = ("eval", "export", "serve-bench")  # into temporary folders
+
+
+def command_line() -> int:
+    """`main` in a process of its own, which may start itself again under another environment first (`commands/process.py`)."""
+    if LOADS_MODELS & set(sys.argv) and not QUICK & set(sys.argv):
+        start_again_if_better()
+    return main()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,4 +67,4 @@ def _cleaning_up(wanted: bool) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line())

@@ -10,6 +10,7 @@ import deepspeed
 import numpy as np
 import torch
 from fastsched_kernels.averaging import ema_and_drift_
+from fastsched_kernels.squares import squared_norm
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -103,7 +104,7 @@ class DeepSpeedLearner:
 
     def _see_gradient(self, parameter: nn.Parameter, grad: torch.Tensor) -> None:
         self._bins.add(parameter, grad)
-        self._micro_squares[-1] += torch.linalg.vector_norm(grad, dtype=torch.float32).double().square()
+        self._micro_squares[-1] += squared_norm(grad)
 
     def take_gradient_squares(self) -> list[float]:
         """Squared gradient norm of each micro-batch since the last call, of its share of the global loss."""

@@ -1,5 +1,6 @@
 """A causal language model as one module whose forward ends in the loss, so that ZeRO-3 gathers the head's weight as well."""
 
+from functools import partial
 from typing import Any, Callable, Optional
 
 import torch
@@ -23,7 +24,8 @@ class Policy(nn.Module):
         split = backbone_and_head(model)
         self.model = model
         self.head = _HeadModule(split.weight, split.bias, split.softcap)
-        self.mask = {"sdpa": attention_mask, "flex_attention": flex_mask}.get(model.config._attn_implementation)
+        self.mask = {"sdpa": partial(additive_mask, dtype=model.dtype),
+                     "flex_attention": flex_mask}.get(model.config._attn_implementation)
 
     def forward(self, micro: MicroBatch, loss: Callable[[Head], Any]) -> Any:
         device = self.head.weight.device
@@ -60,6 +62,13 @@ def attention_mask(group_ids: torch.Tensor, response_ids: torch.Tensor) -> torch
     causal = torch.ones(width, width, dtype=torch.bool, device=group_ids.device).tril()
     visible = _visible(group_ids[:, :, None], group_ids[:, None, :], response_ids[:, :, None], response_ids[:, None, :])
     return (visible & causal)[:, None]
+
+
+def additive_mask(group_ids: torch.Tensor, response_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[B, 1, W, W]: `attention_mask` as 0 and -inf, which sdpa adds to the scores. Made once: of a bool mask every layer makes its own, and
+    keeps it for the backward pass."""
+    visible = attention_mask(group_ids, response_ids)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
 def flex_mask(group_ids: torch.Tensor, response_ids: torch.Tensor) -> BlockMask:

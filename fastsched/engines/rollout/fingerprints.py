@@ -7,6 +7,7 @@ of rows does not matter and a row of zeros adds nothing, so that fused matrices 
 padded vocabulary needs no care; shards of columns add up before they are scrambled.
 """
 
+from functools import cache
 from typing import Iterable, Mapping
 
 import torch
@@ -26,6 +27,7 @@ def scrambled(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+@cache
 def multipliers(start: int, count: int, device: torch.device) -> torch.Tensor:
     """[count] int64: the odd c_k of words start..start + count - 1."""
     return scrambled(torch.arange(start + 1, start + count + 1, device=device)) | 1

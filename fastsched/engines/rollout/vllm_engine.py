@@ -20,6 +20,7 @@ from fastsched.types import Prompt, Response, Sampling
 
 CPU_BLOCK = 32  # the smallest that vLLM's CPU attention takes: the G responses of a prompt share its full blocks
 CPU_BATCH_TOKENS = 8192
+SHARED_PROMPTS = {"kv_connector": "PromptSharing", "kv_role": "kv_both", "kv_connector_module_path": "fastsched.engines.rollout.vllm_prompts"}
 
 
 class VllmRollout:
@@ -67,6 +68,7 @@ class VllmRollout:
         from vllm import SamplingParams
 
         return SamplingParams(
+            skip_clone=True,  # it serves this request alone
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=seed,
             max_tokens=sampling.max_new_tokens, stop_token_ids=self._stop_token_ids, ignore_eos=True,
             logprobs=0, flat_logprobs=True, detokenize=False,
@@ -174,6 +176,7 @@ def _start(model_path: str | Path, cfg: RolloutConfig, dtype: str, max_model_len
             enable_sleep_mode=cfg.sleep,
             enforce_eager=on_cpu, kv_cache_memory_bytes=int(cfg.kv_cache_gb * 2**30) if on_cpu else None,
             block_size=CPU_BLOCK if on_cpu else None,
+            kv_transfer_config=SHARED_PROMPTS if on_cpu else None,
             # A prompt cut in two rewinds the generator of a seeded request, which CPU generators cannot.
             enable_chunked_prefill=not on_cpu, max_num_batched_tokens=max(CPU_BATCH_TOKENS, max_model_len) if on_cpu else None,
             gpu_memory_utilization=cfg.gpu_memory_utilization, skip_tokenizer_init=True, generation_config="vllm",
