@@ -7,8 +7,8 @@ import torch
 
 from fastsched_kernels.table import Result, State, layout
 
-_OPS = ("row_stats", "row_dlogits_", "policy_rows_", "ema_and_drift_", "squared_norm", "add_", "active_columns", "gather_columns", "add_rows_",
-        "table_layout")
+_OPS = ("row_stats", "row_dlogits_", "policy_rows_", "ema_and_drift_", "squared_norm", "add_", "active_columns", "gather_columns",
+        "add_rows_", "table_layout")
 _LEVELS = ("DEFAULT", "AVX2", "AVX512")
 
 

@@ -14,6 +14,7 @@ import httpx
 import torch
 
 from fastsched.config import ConfigError, RolloutConfig
+from fastsched.engines.rollout.vllm_engine import CPU_BATCH_TOKENS, CPU_BLOCK, SHARED_PROMPTS
 from fastsched.types import EngineError
 
 HOST = "127.0.0.1"
@@ -33,8 +34,9 @@ def engine_options(cfg: RolloutConfig, *, dtype: str, max_model_len: int, seed: 
                "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--enable-prefix-caching",
                "--gpu-memory-utilization", str(cfg.gpu_memory_utilization)]
     if not torch.cuda.is_available():
-        options += ["--enforce-eager", "--kv-cache-memory-bytes", str(int(cfg.kv_cache_gb * 2**30)), "--block-size", "32",
-                    "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(8192, max_model_len))]
+        options += ["--enforce-eager", "--kv-cache-memory-bytes", str(int(cfg.kv_cache_gb * 2**30)), "--block-size", str(CPU_BLOCK),
+                    "--kv-transfer-config", json.dumps(SHARED_PROMPTS), "--no-enable-chunked-prefill",
+                    "--max-num-batched-tokens", str(max(CPU_BATCH_TOKENS, max_model_len))]
     if cfg.head_dtype == "fp32":
         options += ["--hf-overrides", json.dumps({"head_dtype": "float32"})]
     return options + ["--trust-remote-code"] * trust_remote_code

@@ -20,7 +20,8 @@ from fastsched.types import Prompt, Response, Sampling
 
 CPU_BLOCK = 32  # the smallest that vLLM's CPU attention takes: the G responses of a prompt share its full blocks
 CPU_BATCH_TOKENS = 8192
-SHARED_PROMPTS = {"kv_connector": "PromptSharing", "kv_role": "kv_both", "kv_connector_module_path": "fastsched.engines.rollout.vllm_prompts"}
+SHARED_PROMPTS = {"kv_connector": "PromptSharing", "kv_connector_module_path": "fastsched.engines.rollout.vllm_prompts",
+                  "kv_role": "kv_both"}
 
 
 class VllmRollout:

@@ -8,7 +8,7 @@ vLLM loads `PromptSharing` by name, as what it calls a KV connector; scheduler a
 from dataclasses import dataclass
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole, SupportsHMA
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 
@@ -19,7 +19,7 @@ class Copies(KVConnectorMetadata):
     pairs: list[tuple[int, int]]
 
 
-class PromptSharing(KVConnectorBase_V1):
+class PromptSharing(KVConnectorBase_V1, SupportsHMA):
     """Among requests that are open at the same time: what an ended one leaves behind is not used."""
 
     def __init__(self, vllm_config, role: KVConnectorRole, kv_cache_config):
@@ -36,11 +36,11 @@ class PromptSharing(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens of the prompt behind `num_computed_tokens` come as a copy; None: ask in the next step, they are computed now."""
-        tail = request.num_prompt_tokens - 1 - num_computed_tokens
-        if not self._shares or not 0 < tail < self._block_size or request.num_preemptions:
+        if not self._shares or request.num_preemptions:
             return 0, False
         first = self._first.setdefault(_prompt(request), request)
-        if first is request:
+        tail = request.num_prompt_tokens - 1 - num_computed_tokens
+        if first is request or not 0 < tail < self._block_size:
             return 0, False
         return (tail if first.num_computed_tokens >= request.num_prompt_tokens - 1 else None), False
 
@@ -62,6 +62,9 @@ class PromptSharing(KVConnectorBase_V1):
             del self._first[_prompt(request)]
             self._blocks.pop(request.request_id, None)
         return False, None
+
+    def request_finished_all_groups(self, request, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
+        return self.request_finished(request, block_ids[0])
 
     # The worker's side.
 

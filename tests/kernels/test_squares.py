@@ -1,0 +1,46 @@
+"""Squared norms against fp64."""
+
+import pytest
+import torch
+from fastsched_kernels import compiled_ops
+from fastsched_kernels.squares import squared_norm
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (1023,), (33, 1025), (3, 1 << 15), (0,)])
+def test_squared_norm_is_that_of_fp64(dtype, shape):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    out = squared_norm(values)
+    assert out.dtype == torch.float64 and out.shape == ()
+    torch.testing.assert_close(out, values.double().square().sum(), rtol=1e-5, atol=0.0)
+
+
+def test_transposed_gradients_count_as_well():
+    values = torch.randn(40, 30).T
+    torch.testing.assert_close(squared_norm(values), values.double().square().sum(), rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_shows(bad):
+    values = torch.ones(5000, dtype=torch.bfloat16)
+    values[4321] = bad
+    assert not torch.isfinite(squared_norm(values))
+
+
+def test_the_sum_is_the_same_whatever_the_number_of_threads():
+    values, threads = torch.randn(1 << 18), torch.get_num_threads()
+    sums = []
+    for n in (1, 2):
+        torch.set_num_threads(n)
+        sums.append(squared_norm(values).item())
+    torch.set_num_threads(threads)
+    assert sums[0] == sums[1]
+
+
+def test_the_compiled_op_takes_only_what_it_can_read():
+    if compiled_ops.load():
+        pytest.skip("compiled ops cannot be used here")
+    with pytest.raises(ValueError, match="contiguous"):
+        torch.ops.fastsched_kernels.squared_norm(torch.ones(4, 3).T)
+    with pytest.raises(NotImplementedError, match="fp32 or bf16"):
+        torch.ops.fastsched_kernels.squared_norm(torch.ones(4, dtype=torch.float64))
