@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from fastsched.commands.memory import memory_lines
 from fastsched.config import Config, FeaturesMissing
 from fastsched.config.arguments import config_to_yaml
 from fastsched.data.datasets import PromptSet
@@ -10,8 +11,6 @@ from fastsched.engines.models.loading import load_config, load_tokenizer, local_
 from fastsched.engines.models.shape import folder_shape, hub_description
 from fastsched.loop.features import feature_lines, feature_user, find_features
 from fastsched.loop.prepare import data_lines, load_data, prepare_model, require_packable, require_share
-
-GIB = 2**30
 
 
 def dry_run(cfg: Config, run_dir: Path) -> str:
@@ -82,37 +81,8 @@ def _features(cfg: Config, folder: Path, train_set: PromptSet) -> list[str]:
         return [f"features: {error}; run `fastsched cluster` with the same configuration first"]
 
 
-def _logits_width(cfg: Config, width: int) -> int:
-    """Bytes for an entry: the policy's logits, their gradient where it is of another dtype, and the reference's logits."""
-    logits = 4 if cfg.learner.logits == "fp32" else width
-    return logits + (width if logits != width else 0) + (logits if cfg.learner.kl == "exact" else 0)
-
-
 def _memory(cfg: Config, folder: Path | None, world: int) -> list[str]:
-    """Per rank: ZeRO states, reference, head, activations, sampler. An estimate, good to some 20 %."""
     shape = folder_shape(folder, cfg.model) if folder else cfg.model.shape
     if shape is None:
         return [f"memory: unknown, since the config.json of {cfg.model.name} cannot be read here (no hub) and model.shape is not given"]
-    width = 2 if cfg.model.dtype == "bfloat16" else 4
-    stage, n = cfg.learner.zero_stage, shape.parameters
-    share = lambda from_stage: world if stage >= from_stage else 1
-    tokens = cfg.learner.micro_batch_tokens
-    per_token_layer = (2 if cfg.model.gradient_checkpointing else 34) * shape.hidden * width
-    chunk = min(cfg.learner.chunk_rows or 4096, tokens)
-    rollout_width = 2 if (cfg.rollout.dtype or cfg.model.dtype) == "bfloat16" else 4
-    parts = {
-        "working weights": n * width / share(3), "gradients": n * 4 / share(2), "master weights and Adam": n * 12 / share(1),
-        "averaged policy": n * 4 / share(1) + (n * width if cfg.learner.kl != "none" else 0),
-        **({"teacher, if of this size": n * width} if cfg.learner.teacher else {}),
-        **({"gradient sums by bin": n * 4} if cfg.log.snr_bins else {}),
-        "activations": tokens * shape.layers * per_token_layer,
-        "logits of one chunk": chunk * shape.vocab * _logits_width(cfg, width) + shape.vocab * shape.hidden * 4,
-        "sampler weights": n * rollout_width,
-    }
-    cache = (cfg.rollout.max_num_seqs * (cfg.data.max_prompt_tokens + cfg.rollout.max_new_tokens) * shape.layers * 2
-             * shape.kv_width * rollout_width)
-    lines = [f"memory on each of {world} ranks, estimated for {n / 1e6:,.0f} M parameters (ZeRO-{stage}):"]
-    lines += [f"  {name:<24} {size / GIB:7.2f} GiB" for name, size in parts.items()]
-    lines.append(f"  {'together':<24} {sum(parts.values()) / GIB:7.2f} GiB")
-    return lines + [f"  {'beside it, sampler cache':<24} {cache / GIB:7.2f} GiB would hold {cfg.rollout.max_num_seqs} full sequences; "
-                    f"it gets {cfg.rollout.kv_cache_gb} GiB on a CPU, what rollout.gpu_memory_utilization leaves on a GPU"]
+    return memory_lines(cfg, shape, world)
