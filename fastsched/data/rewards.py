@@ -17,7 +17,7 @@ import time
 from concurrent.futures import BrokenExecutor, wait
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 from pebble import ProcessExpired, ProcessPool
@@ -27,7 +27,8 @@ from fastsched.data.scorers import load_scorer, run_scorer
 
 START_LIMIT_S = 60.0  # for starting a worker and importing a user's module
 KILL_SLACK_S = 10.0  # for noticing a hang, killing the process and starting another
-ROUNDS = 3  # times a response is scheduled when the whole pool breaks under it
+ROUNDS = 3  # times a response is scheduled alone when the whole pool breaks under it
+TOGETHER, TOGETHER_S = 16, 0.1  # responses that go to a worker in one message, and how long it may take for them before the rest go alone
 PRELOAD = {"math_verify": ["math_verify"], "task": ["reasoning_gym"]}  # imported once, before the workers fork
 
 
@@ -116,47 +117,47 @@ class RewardPool:
         if self._closed:
             raise RuntimeError("the reward pool is closed")
         found: dict[int, tuple[str, float, str]] = {}
-        for _ in range(ROUNDS):
+        for together in (TOGETHER, *[1] * ROUNDS):
             missing = [i for i in range(len(items)) if i not in found]
             if not missing:
                 break
             if not self._pool.active:
                 self._pool.join()
                 self._pool = self._start()
-            found.update(self._round({i: items[i] for i in missing}))
+            found.update(self._round({i: items[i] for i in missing}, min(together, math.ceil(len(missing) / self._cfg.workers))))
         lost = ("died", math.nan, "the scoring processes died")
         result = collect([found.get(i, lost) for i in range(len(items))])
         self.failure = next((f"{kind}: {message}" for kind, message in result.messages.items()), self.failure)
         return result
 
-    def _round(self, items: Mapping[int, RewardItem]) -> dict[int, tuple[str, float, str]]:
-        """Outcomes of the items; those are left out that a broken pool took down without a verdict."""
+    def _round(self, items: Mapping[int, RewardItem], together: int) -> dict[int, tuple[str, float, str]]:
+        """Outcomes of the items, `together` in one message; those are left out that have none yet: their worker ran out of time or ended
+        while it had several, or a broken pool took them down."""
         futures = {}
         with contextlib.suppress(RuntimeError):  # the pool broke before everything was scheduled
-            for i, item in items.items():
-                args = (item.prompt, item.text, item.answer, dict(item.meta))
-                futures[i] = self._pool.schedule(score_one, args=args, timeout=self._cfg.timeout_s)
+            for part in (list(items)[k:k + together] for k in range(0, len(items), together)):
+                args = [(items[i].prompt, items[i].text, items[i].answer, dict(items[i].meta)) for i in part]
+                futures[self._pool.schedule(score_some, args=(args,), timeout=self._cfg.timeout_s)] = part
         limit = START_LIMIT_S + math.ceil(len(items) / self._cfg.workers) * (self._cfg.timeout_s + KILL_SLACK_S)
         end = time.monotonic() + limit
-        stuck = set(futures.values())
+        stuck = set(futures)
         while stuck and self._pool.active and time.monotonic() < end:
             stuck = wait(stuck, timeout=1.0).not_done
         if stuck:
             self._pool.stop()
-        outcomes = {i: self._outcome(future) for i, future in futures.items() if future not in stuck}
-        return {i: outcome for i, outcome in outcomes.items() if outcome is not None}
+        return {i: outcome for future, part in futures.items() if future not in stuck for i, outcome in self._outcomes(future, part)}
 
-    def _outcome(self, future) -> Optional[tuple[str, float, str]]:
+    def _outcomes(self, future, part: Sequence[int]) -> list[tuple[int, tuple[str, float, str]]]:
         error = future.exception()
         if error is None:
-            return future.result()
+            return list(zip(part, future.result(), strict=False))
+        if not isinstance(error, (TimeoutError, ProcessExpired, BrokenExecutor)):
+            raise error
+        if len(part) > 1 or isinstance(error, BrokenExecutor):
+            return []
         if isinstance(error, TimeoutError):
-            return "timeout", math.nan, f"no score within {self._cfg.timeout_s:g} s; the process was killed"
-        if isinstance(error, ProcessExpired):
-            return "died", math.nan, f"the scoring process ended with exit code {error.exitcode}"
-        if isinstance(error, BrokenExecutor):
-            return None
-        raise error
+            return [(part[0], ("timeout", math.nan, f"no score within {self._cfg.timeout_s:g} s; the process was killed"))]
+        return [(part[0], ("died", math.nan, f"the scoring process ended with exit code {error.exitcode}"))]
 
 
 def collect(outcomes: Sequence[tuple[str, float, str]]) -> RewardResult:
@@ -194,6 +195,16 @@ def end_with_trainer() -> None:
 
 def loading_problem() -> str:
     return Worker.problem
+
+
+def score_some(items: Sequence[tuple[str, str, str, dict]]) -> list[tuple[str, float, str]]:
+    """Outcomes of the first items, as many as `TOGETHER_S` seconds give, at least one."""
+    end, outcomes = time.monotonic() + TOGETHER_S, [score_one(*items[0])]
+    for item in items[1:]:
+        if time.monotonic() > end:
+            break
+        outcomes.append(score_one(*item))
+    return outcomes
 
 
 def score_one(prompt: str, response: str, answer: str, meta: dict) -> tuple[str, float, str]:

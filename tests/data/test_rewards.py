@@ -120,6 +120,16 @@ def test_the_limit_holds_for_each_response_not_for_the_batch(pool_of):
         assert pool.score(items(*["sleep"] * 4)).errors == {}
 
 
+def test_quick_responses_share_a_message_and_slow_ones_do_not(pool_of):
+    messages = []
+    with pool_of(workers=1) as pool:
+        schedule = pool._pool.schedule
+        pool._pool.schedule = lambda *given, **named: messages.append(1) or schedule(*given, **named)
+        assert pool.score(items(*["x"] * 40)).rewards.tolist() == [0.5] * 40 and len(messages) == 3
+        messages.clear()
+        assert pool.score(items(*["sleep"] * 3)).rewards.tolist() == [0.5] * 3 and len(messages) == 3
+
+
 def test_the_number_of_workers_is_the_configured_one(pool_of, workers_of):
     with pool_of(workers=3) as pool:
         assert len(workers_of(pool, 3)) == 3
