@@ -10,6 +10,7 @@ from fastsched.config.arguments import config_to_yaml
 from fastsched.loop.assemble import Training, assemble_training
 from fastsched.loop.batches import train_batch
 from fastsched.loop.guards import Stop, require_agreement, why_stopped
+from fastsched.loop.heap import give_back_freed_memory
 from fastsched.loop.progress import Progress
 from fastsched.loop.rollouts import Rollouts, sample_rows
 from fastsched.loop.sync import sync
@@ -55,6 +56,7 @@ def take_step(run: Training, progress: Progress) -> None:
     require_agreement(run.ranks, knobs, rolled.outcomes, step)
     with log.phase("learn"):
         stats = run.learner.update(rolled.responses, rolled.rewards, knobs, step)
+        give_back_freed_memory()
     with log.phase("sync"):
         run.source.wait()
         sync(cfg, run.learner, run.rollout, step, rolled.probe)
