@@ -7,7 +7,7 @@ import torch
 
 from fastsched.config import Config, ConfigError
 from fastsched.engines.rollout.contract import RolloutEngine, measure_sync, require_sync, require_weights
-from fastsched.engines.rollout.fingerprints import fingerprint
+from fastsched.engines.rollout.fingerprints import row_sums, totals
 from fastsched.engines.rollout.weights import SyncError
 from fastsched.learn.learner import Learner
 from fastsched.types import SAMPLER_ERRORS, Ranks
@@ -37,11 +37,11 @@ def load_weights(rollout: RolloutEngine, weights: Iterable[tuple[str, torch.Tens
     Whatever the sampler raises half way becomes a SyncError that names the parameter. What it does not take is gathered all the same,
     as the other ranks gather it.
     """
-    sent: dict[str, int] = {}
+    sums: dict[str, torch.Tensor] = {}
 
     def named():
         for name, weight in weights:
-            sent[name] = fingerprint(weight.detach().to(rollout.dtype))
+            sums[name] = row_sums(weight.detach().to(rollout.dtype))
             yield name, weight
 
     stream = named()
@@ -50,11 +50,11 @@ def load_weights(rollout: RolloutEngine, weights: Iterable[tuple[str, torch.Tens
     except (SyncError, ConfigError):
         raise
     except SAMPLER_ERRORS as error:
-        raise SyncError(f"weight sync, version {version}: the sampler failed at {next(reversed(sent), 'nothing')} ({type(error).__name__}: "
+        raise SyncError(f"weight sync, version {version}: the sampler failed at {next(reversed(sums), 'nothing')} ({type(error).__name__}: "
                         f"{error}); what it holds now is unusable, {AFTERWARDS}") from error
     for _ in stream:
         pass
-    return sent
+    return dict(zip(sums, totals(list(sums.values())).tolist(), strict=True))
 
 
 def require_weights_everywhere(ranks: Ranks, rollout: RolloutEngine, sent: dict[str, int], version: int) -> None:

@@ -23,12 +23,12 @@ def found(monkeypatch):
 
 def test_tcmalloc_and_intels_openmp_where_they_are(found):
     found("libtcmalloc_minimal.so.4", "/env/lib/libiomp5.so")
-    assert process.better_environment({}) == {"LD_PRELOAD": "libtcmalloc_minimal.so.4:/env/lib/libiomp5.so"}
+    assert process.better_environment({}) == {"LD_PRELOAD": "libtcmalloc_minimal.so.4:/env/lib/libiomp5.so", **process.FEW_PRIMITIVES}
 
 
 def test_without_tcmalloc_glibc_gives_large_blocks_back(found):
     found(None, None)
-    assert process.better_environment({}) == {"GLIBC_TUNABLES": process.LARGE_BLOCKS}
+    assert process.better_environment({}) == {"GLIBC_TUNABLES": process.LARGE_BLOCKS, **process.FEW_PRIMITIVES}
 
 
 @pytest.mark.parametrize("tcmalloc", [None, "libtcmalloc.so.4"])
@@ -40,7 +40,8 @@ def test_a_process_that_started_again_does_not_do_so_once_more(found, tcmalloc, 
 
 def test_what_the_user_set_is_kept(found):
     found("libtcmalloc.so.4", "/env/lib/libiomp5.so")
-    assert process.better_environment({"LD_PRELOAD": "libmine.so", "GLIBC_TUNABLES": "glibc.malloc.check=1"}) == {}
+    chosen = {"LD_PRELOAD": "libmine.so", "GLIBC_TUNABLES": "glibc.malloc.check=1", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8"}
+    assert process.better_environment(chosen) == {}
 
 
 PROGRAM = """
@@ -52,7 +53,7 @@ print(os.getpid(), sys.argv[1:], sys.flags.dev_mode, os.environ.get("LD_PRELOAD"
 
 
 def test_the_process_stays_the_same_and_so_do_its_arguments():
-    environment = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "GLIBC_TUNABLES")}
+    environment = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "GLIBC_TUNABLES", *process.FEW_PRIMITIVES)}
     started = subprocess.Popen([sys.executable, "-X", "dev", "-c", PROGRAM, "train", "--a b"], stdout=subprocess.PIPE, text=True,
                                env=environment)
     printed = started.communicate(timeout=60)[0].split(maxsplit=1)

@@ -8,7 +8,7 @@ padded vocabulary needs no care; shards of columns add up before they are scramb
 """
 
 from functools import cache
-from typing import Iterable, Mapping
+from typing import Iterable, Mapping, Sequence
 
 import torch
 
@@ -53,13 +53,23 @@ def _weighted(words: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     return torch.cat([(part * factors).sum(1) for part in words.split(step)])
 
 
+def totals(sums: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[n] int64: the fingerprints of n tensors, of which these are the `row_sums`, in a few operations for all of them."""
+    if not sums:
+        return torch.zeros(0, dtype=torch.int64)
+    ends = torch.tensor([0, *(len(rows) for rows in sums)], device=sums[0].device).cumsum(0)
+    before = torch.cat([ends.new_zeros(1), scrambled(torch.cat(list(sums))).cumsum(0)])[ends]  # wraps, and so do the differences
+    return before[1:] - before[:-1]
+
+
 def fingerprint(tensor: torch.Tensor) -> int:
-    return scrambled(row_sums(tensor)).sum().item()
+    return totals([row_sums(tensor)]).item()
 
 
 def fingerprints(named: NamedTensors, dtype: torch.dtype) -> dict[str, int]:
     """By Hugging Face name, of the values in `dtype`."""
-    return {name: fingerprint(tensor.detach().to(dtype)) for name, tensor in named}
+    sums = {name: row_sums(tensor.detach().to(dtype)) for name, tensor in named}
+    return dict(zip(sums, totals(list(sums.values())).tolist(), strict=True))
 
 
 def differences(sent: Mapping[str, int], held: Mapping[str, int | None]) -> list[str]:

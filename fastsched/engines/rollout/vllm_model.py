@@ -9,7 +9,7 @@ from typing import Iterator, NamedTuple
 import torch
 import torch.distributed as dist
 
-from fastsched.engines.rollout.fingerprints import row_sums, scrambled
+from fastsched.engines.rollout.fingerprints import row_sums, totals
 
 
 def repack_tied_head(model: torch.nn.Module) -> None:
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 def model_fingerprints(model: torch.nn.Module, dtype: torch.dtype) -> dict[str, int | None]:
     """`fingerprints.fingerprints` of the fused, packed, sharded weights that vLLM multiplies with; see `RolloutEngine.fingerprints`."""
     parts = list(_parts(model, dtype))
-    by_rank = _of_every_rank(torch.stack([scrambled(part.sums).sum() for part in parts]))
+    by_rank = _of_every_rank(totals([part.sums for part in parts]))
     held: dict[str, int | None] = {}
     for part, ranks in zip(parts, by_rank.T.tolist(), strict=True):
         shards = [set(ranks[k:k + part.copies]) for k in range(0, len(ranks), part.copies)]

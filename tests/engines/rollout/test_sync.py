@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from fastsched.engines.models.tiny import random_tiny
 from fastsched.engines.ranks import Ranks
 from fastsched.engines.rollout.contract import RolloutEngine, require_weights
-from fastsched.engines.rollout.fingerprints import differences, fingerprint, fingerprints, row_sums, scrambled
+from fastsched.engines.rollout.fingerprints import differences, fingerprint, fingerprints, row_sums, scrambled, totals
 from fastsched.engines.rollout.limits import LimitedRollout
 from fastsched.engines.rollout.weights import SyncError
 from fastsched.loop.sync import load_weights, require_weights_everywhere
@@ -229,6 +229,12 @@ def test_fused_sharded_and_padded_weights_add_up(columns, cut):
     swapped = whole.clone()
     swapped[0, 0], swapped[0, 1] = whole[0, 1], whole[0, 0]
     assert fingerprint(swapped) != fingerprint(whole)
+
+
+def test_fingerprints_of_many_tensors_are_those_of_each():
+    tensors = [torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in ((5, 8), (0, 8), (7,), (3, 2, 4))]
+    assert totals([row_sums(t) for t in tensors]).tolist() == [scrambled(row_sums(t)).sum().item() for t in tensors]
+    assert totals([]).tolist() == []
 
 
 def test_a_tied_head_must_be_one_of_the_tensors_that_were_sent():
