@@ -9,36 +9,40 @@ import re
 from decimal import Decimal
 from typing import Any, Callable, Mapping, Optional
 
+from fastsched.data.numbers import Number, boxed, last_number, numbers
+
 Scorer = Callable[..., Optional[float]]  # called as scorer(prompt=, response=, answer=, meta=)
 
-NUMBER = re.compile(
-    r"(?:(?<![\w)\]])[-+])?"  # a sign belongs to the number unless it stands between two operands
-    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
-    r"(?:[eE][-+]?[0-9]+(?!\w))?"
-)
 ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
+LATEX_WORDS = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s*\{[^}]*\}|\\[A-Za-z]+|\b(?:or|and|in)\b")
+SENTENCE = re.compile(r"(?:\b[A-Za-z]{2,}\b.*){3}", re.DOTALL)
+"""Three words that are no LaTeX."""
+VERIFIER_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NotImplementedError, OSError, RecursionError,
+                   RuntimeError, SyntaxError, TypeError, ValueError)
 
 
-def last_number(text: str) -> Optional[Decimal]:
-    """The last number in `text`, exactly, or None.
+class Unreadable(ValueError):
+    """Nothing can be read out of this response, and it is the response's fault: it is wrong, not unknown."""
 
-    Thousands separators count when they part groups of three digits; a final period, a unit or a bracket after the
-    number does not matter. A sign must touch its number and must not follow a letter, a digit or a closing bracket:
-    "3-5" ends in 5, "= -5" in -5. Exponents ("1e3") are read; a fraction such as 3/4 is two numbers.
-    """
-    found = NUMBER.findall(text.replace("\u2212", "-"))
-    return Decimal(found[-1].replace(",", "")) if found else None
+
+def gold_number(answer: str) -> Number:
+    """The one number of the answer, or of what stands behind its last "####". ValueError where there is none, or several."""
+    said = answer.rpartition("####")[2]
+    found = numbers(boxed(said) or said)
+    if len(found) != 1 or found[0] is None:
+        raise ValueError(f"the answer {answer!r} holds {len(found) or 'no'} number{'s' * (len(found) > 1)}"
+                         + (", of which none is marked by #### or \\boxed{}" if len(found) > 1 else ""))
+    return found[0]
 
 
 def exact_number(prompt: str, response: str, answer: str, meta: Mapping[str, Any]) -> float:
-    """1.0 when the last number of the response equals the last number of the answer as a decimal, else 0.0.
+    """1.0 when the last number of the response (`numbers.last_number`) equals that of the answer exactly, else 0.0.
 
-    Of several numbers only the last one counts, right or wrong. Raises ValueError when the answer holds no number.
+    Of several numbers only the last one counts, right or wrong; a box decides where there is one. Raises ValueError for an answer that
+    does not hold one number.
     """
-    gold = last_number(answer)
-    if gold is None:
-        raise ValueError(f"the answer {answer!r} holds no number")
-    return float(last_number(response) == gold)
+    return float(last_number(response) == gold_number(answer))
 
 
 def graded_number(prompt: str, response: str, answer: str, meta: Mapping[str, Any]) -> float:
@@ -49,27 +53,33 @@ def graded_number(prompt: str, response: str, answer: str, meta: Mapping[str, An
     """
     if exact_number(prompt, response, answer, meta):
         return 1.0
-    said, gold = (integer_digits(last_number(text)) for text in (response, answer))
+    said, gold = integer_digits(last_number(response)), integer_digits(gold_number(answer))
     if said is None or gold is None or said[0] != gold[0]:
         return 0.0
     right = sum(a == b for a, b in zip(said[1], gold[1], strict=False))
     return 0.5 * right / max(len(said[1]), len(gold[1]))
 
 
-def integer_digits(number: Optional[Decimal]) -> Optional[tuple[bool, str]]:
+def integer_digits(number: Optional[Number]) -> Optional[tuple[bool, str]]:
     """(negative, digits from the units on) of an integer of at most 1000 digits, else None."""
-    if number is None or number.adjusted() >= 1000 or number != number.to_integral_value():
+    if not isinstance(number, Decimal) or number.adjusted() >= 1000 or number != number.to_integral_value():
         return None
     return number < 0, str(abs(int(number)))[::-1]
 
 
 def gold_expressions(answer: str) -> list:
-    """The answer as math-verify reads it; LaTeX without delimiters, which it would misread, gets them."""
+    """The answer as math-verify reads it, as if it stood in a box: plain text goes to its number extractor, which reads 1 in "y = 2x + 1".
+
+    An answer with delimiters of its own is read as it is, one behind "####" alone, a sentence as text.
+    """
     from math_verify import parse
 
-    delimited = any(mark in answer for mark in ("$", "\\boxed", "\\(", "\\["))
-    latex = not delimited and ("\\" in answer or "^" in answer)
-    for text in (f"${answer}$", answer) if latex else (answer, f"${answer}$"):
+    said = answer.rpartition("####")[2].strip()
+    if re.fullmatch(r"[-+]?[0-9.]+[eE][-+]?[0-9]{1,3}", said):
+        said = format(Decimal(said), "f")  # else e is Euler's number
+    as_given = SENTENCE.search(LATEX_WORDS.sub("", said)) or any(mark in said for mark in DELIMITERS)
+    box = f"\\boxed{{{said}}}"
+    for text in (said, box) if as_given else (box, said):
         parsed = parse(text, parsing_timeout=None, raise_on_error=True)
         if parsed:
             return parsed
@@ -79,13 +89,17 @@ def gold_expressions(answer: str) -> list:
 def math_verify(prompt: str, response: str, answer: str, meta: Mapping[str, Any]) -> float:
     """1.0 when math-verify finds the response equal to the answer, else 0.0; the time limit is the pool's.
 
-    math-verify judges some unequal pairs equal, for example the equations of two different lines.
+    math-verify judges some unequal pairs equal, for example the equations of two different lines. Unreadable: a response on which it
+    fails while the answer itself can be read.
     """
     from math_verify import parse, verify
 
     gold = gold_expressions(answer)
-    target = parse(response, parsing_timeout=None, raise_on_error=True)
-    return float(verify(gold, target, timeout_seconds=None, raise_on_error=True))
+    try:
+        target = parse(response, parsing_timeout=None, raise_on_error=True)
+        return float(verify(gold, target, timeout_seconds=None, raise_on_error=True))
+    except VERIFIER_ERRORS as error:
+        raise Unreadable(f"math-verify: {type(error).__name__}: {error}") from error
 
 
 @functools.lru_cache(maxsize=None)
@@ -96,10 +110,17 @@ def verifier(task: str) -> Callable[[str, dict], float]:
 
 
 def reasoning_gym_verifier(prompt: str, response: str, answer: str, meta: Mapping[str, Any]) -> float:
-    """reasoning-gym's own score, in [0, 1], of the text in the last <answer> tag, or of the response without one."""
+    """reasoning-gym's own score, in [0, 1], of the text in the last <answer> tag, or of the response without one.
+
+    Unreadable: a response on which the verifier fails while it scores the task's own answer."""
     tagged = ANSWER_TAG.findall(response)
     said = (tagged[-1] if tagged else response).strip()
-    return verifier(meta["task"])(said, ast.literal_eval(meta["entry"]))
+    score, entry = verifier(meta["task"]), ast.literal_eval(meta["entry"])
+    try:
+        return score(said, entry)
+    except VERIFIER_ERRORS as error:
+        score(answer, entry)  # raises where it is not the response's fault
+        raise Unreadable(f"{meta['task']}: {type(error).__name__}: {error}") from error
 
 
 def load_scorer(kind: str, task: str) -> Scorer:
@@ -121,10 +142,12 @@ def load_scorer(kind: str, task: str) -> Scorer:
 
 
 def run_scorer(scorer: Scorer, prompt: str, response: str, answer: str, meta: dict) -> tuple[str, float, str]:
-    """(kind, reward, message) of one response; kind is "ok", "raised", "none" or "nonfinite"."""
+    """(kind, reward, message) of one response; kind is "ok", "unreadable" (reward 0), "raised", "none" or "nonfinite"."""
     try:
         value = scorer(prompt=prompt, response=response, answer=answer, meta=meta)
         reward = float("nan") if value is None else float(value)
+    except Unreadable as error:
+        return "unreadable", 0.0, f"{error}"
     except BaseException as error:  # the user's code: everything it raises is reported and counted, also SystemExit
         return "raised", float("nan"), f"{type(error).__name__}: {error}"
     if value is None:

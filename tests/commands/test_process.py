@@ -53,7 +53,8 @@ print(os.getpid(), sys.argv[1:], sys.flags.dev_mode, os.environ.get("LD_PRELOAD"
 
 
 def test_the_process_stays_the_same_and_so_do_its_arguments():
-    environment = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "GLIBC_TUNABLES", *process.FEW_PRIMITIVES)}
+    chosen = ("LD_PRELOAD", "GLIBC_TUNABLES", *process.FEW_PRIMITIVES)
+    environment = {name: value for name, value in os.environ.items() if name not in chosen}
     started = subprocess.Popen([sys.executable, "-X", "dev", "-c", PROGRAM, "train", "--a b"], stdout=subprocess.PIPE, text=True,
                                env=environment)
     printed = started.communicate(timeout=60)[0].split(maxsplit=1)
