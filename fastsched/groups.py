@@ -2,6 +2,9 @@
 
 import numpy as np
 
+ROUNDING = 1e-6
+"""Relative difference of two rewards that are one number: 0.7 in fp32 and in fp64 differ by 2e-8, and 1e-6 is divided by next."""
+
 
 def group_advantages(rewards: np.ndarray, *, normalise_std: bool) -> np.ndarray:
     """A = R - mean(R) over a prompt's responses, divided by (std + 1e-6) when `normalise_std` (GRPO, DAPO; not Dr.GRPO).
@@ -25,11 +28,11 @@ def group_advantages(rewards: np.ndarray, *, normalise_std: bool) -> np.ndarray:
 
 
 def flat_groups(rewards: np.ndarray) -> np.ndarray:
-    """[P] bool: groups whose scored rewards [P, G] are all equal (or none scored); they carry no policy gradient."""
+    """[P] bool: groups whose scored rewards [P, G] are all equal up to rounding (or none scored); they carry no policy gradient."""
     scored = np.isfinite(rewards)
     high = np.where(scored, rewards, -np.inf).max(1)
     low = np.where(scored, rewards, np.inf).min(1)
-    return ~(high > low)
+    return ~(high - low > ROUNDING * np.maximum(abs(high), abs(low)))
 
 
 def successes(rewards: np.ndarray, r_threshold: float) -> tuple[np.ndarray, np.ndarray]:

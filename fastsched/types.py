@@ -97,6 +97,7 @@ class Outcomes:
     lengths: np.ndarray  # [P, G] int64 response tokens
     truncated: np.ndarray  # [P, G] bool, stopped by the length limit
     continued: Optional[np.ndarray] = None  # [P] bool, further responses of a prompt counted before (SPEED); None: none
+    unreadable: Optional[np.ndarray] = None  # [P, G] bool, scored 0 because nothing could be read out of them; None: none
 
     @property
     def sampled(self) -> np.ndarray:

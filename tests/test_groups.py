@@ -38,6 +38,14 @@ def test_flat_groups_have_exactly_no_advantage():
     assert not flat_groups(np.array([[0.0, 1.0, np.nan]]))[0]
 
 
+@pytest.mark.parametrize("one", [0.7, 1e-9, 1e25, -3.3])
+def test_rewards_that_are_equal_up_to_rounding_make_a_flat_group(one):
+    """0.7 from an fp32 model and from Python: the difference divided by its own deviation is an advantage of 1."""
+    rewards = np.array([[one, float(np.float32(one)), one, one], [one, one * 1.001, one, one]])
+    assert flat_groups(rewards).tolist() == [True, False]
+    assert not group_advantages(rewards, normalise_std=True)[0].any()
+
+
 def test_success_counts_scored_responses_above_the_threshold():
     rewards = np.array([[1.0, 0.6, 0.5, np.nan], [0.2, np.nan, np.nan, np.nan], [np.nan] * 4])
     good, scored = successes(rewards, 0.5)

@@ -7,9 +7,11 @@ from fastsched.commands.memory import memory_lines
 from fastsched.config import Config, FeaturesMissing
 from fastsched.config.arguments import config_to_yaml
 from fastsched.data.datasets import PromptSet
+from fastsched.data.rewards import RewardPool
 from fastsched.engines.models.loading import load_config, load_tokenizer, local_folder, require_full_attention, require_positions
 from fastsched.engines.models.shape import folder_shape, hub_description
 from fastsched.loop.features import feature_lines, feature_user, find_features
+from fastsched.loop.golds import gold_lines
 from fastsched.loop.prepare import data_lines, load_data, prepare_model, require_packable, require_share
 
 
@@ -69,7 +71,15 @@ def _data(cfg: Config, folder: Path | None) -> list[str]:
     train_set, heldout = load_data(cfg.data, tokenizer, cfg.train.seed, cfg.train.prompts_per_step)
     require_packable(cfg, train_set.longest)
     limit = f"      limit {cfg.data.max_prompt_tokens} tokens a prompt: every row fits or was dropped by policy"
-    return [*data_lines(train_set, heldout), limit, *_features(cfg, folder, train_set)]
+    return [*data_lines(train_set, heldout), limit, *_golds(cfg, train_set), *_features(cfg, folder, train_set)]
+
+
+def _golds(cfg: Config, train_set: PromptSet) -> list[str]:
+    """Asked of the reward's own processes, as in a run; our own tasks need no asking."""
+    if cfg.data.task in ("arithmetic", "chain"):
+        return []
+    with RewardPool(cfg.reward, cfg.data.task) as pool:
+        return gold_lines(cfg, train_set, pool) or ["golds: those that were tried accept their own answer"]
 
 
 def _features(cfg: Config, folder: Path, train_set: PromptSet) -> list[str]:

@@ -111,6 +111,8 @@ class RewardConfig:
     kind: str = "exact_number"
     """`exact_number`, `graded_number` (up to 0.5 for right digits of a wrong number), `math_verify`, `task` (reasoning-gym's own
     verifier) or a user's `module:function`."""
+    require: Literal["none", "boxed", "answer_tag"] = "none"
+    """What a response must have to score above 0: a closed \\boxed{}, or <answer></answer>. Else the last number of any text counts."""
     workers: int = 2
     timeout_s: float = 5.0
     """Limit for one response; what runs longer is killed, counted, and costs only that response."""

@@ -44,11 +44,15 @@ class RewardItem:
 
 @dataclass(frozen=True)
 class RewardResult:
-    """What scoring N responses gave. Kinds of failure: raised, timeout, none, nonfinite, died."""
+    """What scoring N responses gave. Kinds of failure: raised, timeout, none, nonfinite, died.
+
+    A response that our own scorers cannot read, or not within the time limit, is unreadable: wrong, and no failure.
+    """
 
     rewards: np.ndarray  # [N] float64, NaN where scoring failed
     errors: dict[str, int]  # failures by kind; kinds that did not occur are absent
-    messages: dict[str, str]  # the first failure of each kind in words
+    messages: dict[str, str]  # the first failure of each kind in words, and the first unreadable response
+    unreadable: np.ndarray  # [N] bool
 
 
 class CleanProcess(multiprocessing.context.ForkServerProcess):
@@ -110,7 +114,7 @@ class RewardPool:
         context = CleanContext()
         context.set_forkserver_preload(["fastsched.data.rewards", *PRELOAD.get(self._cfg.kind, ())])
         return ProcessPool(self._cfg.workers, initializer=start_worker, context=context,
-                           initargs=(self._cfg.kind, self._task, os.getcwd()))
+                           initargs=(self._cfg.kind, self._task, self._cfg.require, os.getcwd()))
 
     def score(self, items: Sequence[RewardItem]) -> RewardResult:
         """Rewards of N responses, in order; never raises for what a scorer does. RuntimeError after `close`."""
@@ -127,7 +131,7 @@ class RewardPool:
             found.update(self._round({i: items[i] for i in missing}, min(together, math.ceil(len(missing) / self._cfg.workers))))
         lost = ("died", math.nan, "the scoring processes died")
         result = collect([found.get(i, lost) for i in range(len(items))])
-        self.failure = next((f"{kind}: {message}" for kind, message in result.messages.items()), self.failure)
+        self.failure = next((f"{kind}: {result.messages[kind]}" for kind in result.errors), self.failure)
         return result
 
     def _round(self, items: Mapping[int, RewardItem], together: int) -> dict[int, tuple[str, float, str]]:
@@ -155,9 +159,11 @@ class RewardPool:
             raise error
         if len(part) > 1 or isinstance(error, BrokenExecutor):
             return []
-        if isinstance(error, TimeoutError):
-            return [(part[0], ("timeout", math.nan, f"no score within {self._cfg.timeout_s:g} s; the process was killed"))]
-        return [(part[0], ("died", math.nan, f"the scoring process ended with exit code {error.exitcode}"))]
+        kind, message = ("timeout", f"no score within {self._cfg.timeout_s:g} s; the process was killed")
+        if isinstance(error, ProcessExpired):
+            kind, message = "died", f"the scoring process ended with exit code {error.exitcode}"
+        own = ":" not in self._cfg.kind  # not the user's code: nothing but the response can be the reason
+        return [(part[0], ("unreadable", 0.0, message) if own else (kind, math.nan, message))]
 
 
 def collect(outcomes: Sequence[tuple[str, float, str]]) -> RewardResult:
@@ -165,9 +171,11 @@ def collect(outcomes: Sequence[tuple[str, float, str]]) -> RewardResult:
     messages: dict[str, str] = {}
     for i, (kind, _, message) in enumerate(outcomes):
         if kind != "ok":
-            errors[kind] = errors.get(kind, 0) + 1
             messages.setdefault(kind, f"response {i} of {len(outcomes)}: {message}")
-    return RewardResult(np.array([reward for _, reward, _ in outcomes], dtype=np.float64), errors, messages)
+        if kind not in ("ok", "unreadable"):
+            errors[kind] = errors.get(kind, 0) + 1
+    rewards, unreadable = [reward for _, reward, _ in outcomes], [kind == "unreadable" for kind, _, _ in outcomes]
+    return RewardResult(np.array(rewards, np.float64), errors, messages, np.array(unreadable, bool))
 
 
 class Worker:
@@ -177,13 +185,13 @@ class Worker:
     problem = ""
 
 
-def start_worker(kind: str, task: str, directory: str) -> None:
+def start_worker(kind: str, task: str, form: str, directory: str) -> None:
     """Prepare a worker: it dies at once when told to or when the trainer is gone, and finds the user's modules."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=end_with_trainer, daemon=True).start()
     sys.path.insert(0, directory)
     try:
-        Worker.scorer = load_scorer(kind, task)
+        Worker.scorer = load_scorer(kind, task, form)
     except BaseException as error:  # the user's module: whatever it raises becomes the message of a ConfigError
         Worker.problem = f"{type(error).__name__}: {error}"
 

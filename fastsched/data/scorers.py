@@ -18,6 +18,9 @@ DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 LATEX_WORDS = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s*\{[^}]*\}|\\[A-Za-z]+|\b(?:or|and|in)\b")
 SENTENCE = re.compile(r"(?:\b[A-Za-z]{2,}\b.*){3}", re.DOTALL)
 """Three words that are no LaTeX."""
+FORMS = {"boxed": lambda response: boxed(response) is not None, "answer_tag": lambda response: bool(ANSWER_TAG.search(response))}
+"""Of `reward.require`: whether a response has the form."""
+LARGEST_REWARD = 1e30
 VERIFIER_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NotImplementedError, OSError, RecursionError,
                    RuntimeError, SyntaxError, TypeError, ValueError)
 
@@ -77,13 +80,26 @@ def gold_expressions(answer: str) -> list:
     said = answer.rpartition("####")[2].strip()
     if re.fullmatch(r"[-+]?[0-9.]+[eE][-+]?[0-9]{1,3}", said):
         said = format(Decimal(said), "f")  # else e is Euler's number
-    as_given = SENTENCE.search(LATEX_WORDS.sub("", said)) or any(mark in said for mark in DELIMITERS)
-    box = f"\\boxed{{{said}}}"
-    for text in (said, box) if as_given else (box, said):
+    for text in (said, f"\\boxed{{{said}}}")[::1 if stands_for_itself(said) else -1]:
         parsed = parse(text, parsing_timeout=None, raise_on_error=True)
         if parsed:
             return parsed
     raise ValueError(f"math-verify reads no expression in the answer {answer!r}")
+
+
+def stands_for_itself(said: str) -> bool:
+    """An answer with delimiters, or a sentence: it is read as text, not as what stands in a box."""
+    return any(mark in said for mark in DELIMITERS) or bool(SENTENCE.search(LATEX_WORDS.sub("", said)))
+
+
+def right_response(kind: str, answer: str, form: str = "none") -> str | None:
+    """What must score 1 under `reward.kind` and `reward.require`: the answer in the form that they read. None for a user's function."""
+    if ":" in kind:
+        return None
+    said = answer.rpartition("####")[2].strip() if kind == "math_verify" else answer
+    box = form == "boxed" or kind == "math_verify" and not stands_for_itself(said)
+    said = f"\\boxed{{{said}}}" if box and "\\boxed" not in said else said
+    return f"<answer>{said}</answer>" if form == "answer_tag" or kind == "task" else said
 
 
 def math_verify(prompt: str, response: str, answer: str, meta: Mapping[str, Any]) -> float:
@@ -123,8 +139,17 @@ def reasoning_gym_verifier(prompt: str, response: str, answer: str, meta: Mappin
         raise Unreadable(f"{meta['task']}: {type(error).__name__}: {error}") from error
 
 
-def load_scorer(kind: str, task: str) -> Scorer:
-    """The scorer of `reward.kind`; whatever importing a user's module raises is passed on."""
+def load_scorer(kind: str, task: str, form: str = "none") -> Scorer:
+    """The scorer of `reward.kind`, which gives 0 to a response without the `form` of `reward.require`; whatever importing a user's module
+    raises is passed on."""
+    scorer = _scorer_of(kind, task)
+    if form == "none":
+        return scorer
+    return lambda prompt, response, answer, meta: (
+        scorer(prompt=prompt, response=response, answer=answer, meta=meta) if FORMS[form](response) else 0.0)
+
+
+def _scorer_of(kind: str, task: str) -> Scorer:
     if kind in ("exact_number", "graded_number"):
         return exact_number if kind == "exact_number" else graded_number
     if kind == "math_verify":
@@ -145,6 +170,8 @@ def run_scorer(scorer: Scorer, prompt: str, response: str, answer: str, meta: di
     """(kind, reward, message) of one response; kind is "ok", "unreadable" (reward 0), "raised", "none" or "nonfinite"."""
     try:
         value = scorer(prompt=prompt, response=response, answer=answer, meta=meta)
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError(f"the scorer returned the text {value!r}, which is no number")
         reward = float("nan") if value is None else float(value)
     except Unreadable as error:
         return "unreadable", 0.0, f"{error}"
@@ -152,6 +179,6 @@ def run_scorer(scorer: Scorer, prompt: str, response: str, answer: str, meta: di
         return "raised", float("nan"), f"{type(error).__name__}: {error}"
     if value is None:
         return "none", reward, "the scorer returned None"
-    if not math.isfinite(reward):
-        return "nonfinite", float("nan"), f"the scorer returned {reward}"
+    if not abs(reward) <= LARGEST_REWARD:
+        return "nonfinite", float("nan"), f"the scorer returned {reward}; rewards must lie within {LARGEST_REWARD:g}, as fp32 holds them"
     return "ok", reward, ""

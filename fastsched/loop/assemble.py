@@ -37,6 +37,7 @@ from fastsched.loop.ahead import AheadSource, LookAhead
 from fastsched.loop.buffers import GroupBuffer, make_buffer
 from fastsched.loop.evaluation import Evaluator
 from fastsched.loop.features import feature_lines, find_features
+from fastsched.loop.golds import gold_lines
 from fastsched.loop.guards import RESUME
 from fastsched.loop.outcomes import Scorer
 from fastsched.loop.prepare import data_lines, load_data, prepare_model, require_packable, require_share
@@ -87,6 +88,8 @@ def assemble_training(cfg: Config, run_dir: Path, log: RunLog) -> Iterator[Train
         features = _features(cfg, basis.model_path, basis.train_set, log)
         train_set = with_feature_bins(basis.train_set, features, cfg.data) if features else basis.train_set
         scorer = _open_scorer(cfg, basis.tokenizer, log, opened)
+        for line in gold_lines(cfg, basis.train_set, scorer.pool):
+            log.warn(line)
         with log.phase("starting the learner"):
             learner = _learner(cfg, run_dir, basis.model_path, train_set)
             opened.callback(learner.engine.close)

@@ -16,6 +16,7 @@ class Scores(NamedTuple):
     rewards: np.ndarray  # [n] float64, NaN where scoring failed
     texts: list[str]
     errors: dict[str, int]  # failures by kind
+    unreadable: np.ndarray  # [n] bool, scored 0
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,14 @@ class Scorer:
         texts = self.texts(responses)
         result = self.pool.score([RewardItem(text, p.text, p.answer, p.meta) for text, p in zip(texts, prompts, strict=True)])
         for kind, message in result.messages.items():
-            self.log.note_once(f"WARNING: reward failed ({kind}), its response is left out: {message}", key=f"reward failed ({kind})")
-        return Scores(np.asarray(result.rewards, np.float64), texts, dict(result.errors))
+            what = "unreadable, which counts as wrong" if kind == "unreadable" else f"reward failed ({kind}), its response is left out"
+            self.log.note_once(f"WARNING: {what}: {message}", key=f"reward failed ({kind})")
+        return Scores(np.asarray(result.rewards, np.float64), texts, dict(result.errors), result.unreadable)
 
 
-def gather_outcomes(ranks: Ranks, selection: Selection, group: int, responses: Sequence[Response],
-                    rewards: np.ndarray) -> tuple[np.ndarray, Outcomes]:
-    """(this rank's rewards [P, G], outcomes of all ranks in the order of `selection`) from the rewards of this rank's responses [n].
+def gather_outcomes(ranks: Ranks, selection: Selection, group: int, responses: Sequence[Response], rewards: np.ndarray,
+                    unreadable: np.ndarray) -> tuple[np.ndarray, Outcomes]:
+    """(this rank's rewards [P, G], outcomes of all ranks in the order of `selection`) from those of this rank's responses [n].
 
     A prompt has `group` responses where the selection does not say how many. G is the largest number of responses of any prompt; what
     was not sampled has reward NaN and length 0.
@@ -53,14 +55,15 @@ def gather_outcomes(ranks: Ranks, selection: Selection, group: int, responses: S
     prompts = len(selection.rows)
     counts = np.full(prompts, group) if selection.responses is None else selection.responses
     place = np.arange(counts.max()) < counts[ranks.rank::ranks.world_size, None]
-    local = [np.full(place.shape, empty) for empty in (np.nan, 0, False)]
+    local = [np.full(place.shape, empty) for empty in (np.nan, 0, False, False)]
     local[0][place], local[1][place] = rewards, [len(r.token_ids) for r in responses]
-    local[2][place] = [r.finish_reason == "length" for r in responses]
+    local[2][place], local[3][place] = [r.finish_reason == "length" for r in responses], unreadable
     merged = [np.empty((prompts, values.shape[1]), values.dtype) for values in local]
     for rank, part in enumerate(ranks.all_gather(local)):
         for whole, values in zip(merged, part, strict=True):
             whole[rank::ranks.world_size] = values
-    return local[0], Outcomes(selection.rows, selection.bins, *merged)
+    *seen, bad = merged
+    return local[0], Outcomes(selection.rows, selection.bins, *seen, unreadable=bad)
 
 
 def join_outcomes(parts: Sequence[Outcomes]) -> Outcomes:
@@ -68,7 +71,9 @@ def join_outcomes(parts: Sequence[Outcomes]) -> Outcomes:
     width = max(part.rewards.shape[1] for part in parts)
     widen = lambda values, empty: np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=empty)
     continued = [np.zeros(len(p.rows), bool) if p.continued is None else p.continued for p in parts]
+    unreadable = [np.zeros(p.lengths.shape, bool) if p.unreadable is None else p.unreadable for p in parts]
     return Outcomes(np.concatenate([p.rows for p in parts]), np.concatenate([p.bins for p in parts]),
                     np.concatenate([widen(p.rewards, np.nan) for p in parts]), np.concatenate([widen(p.lengths, 0) for p in parts]),
                     np.concatenate([widen(p.truncated, False) for p in parts]),
-                    None if all(p.continued is None for p in parts) else np.concatenate(continued))
+                    None if all(p.continued is None for p in parts) else np.concatenate(continued),
+                    np.concatenate([widen(values, False) for values in unreadable]))

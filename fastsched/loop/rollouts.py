@@ -50,7 +50,8 @@ class Rollouts:
 
     def columns(self) -> dict[str, float]:
         """Of metrics.csv. Where the next batch is drawn already, the scheduler's own weights are not those that drew this one."""
-        return {"staleness": self.staleness} | {f"w_{b}": weight for b, weight in enumerate(self.weights)}
+        unreadable = 0 if self.outcomes.unreadable is None else int(self.outcomes.unreadable.sum())
+        return {"staleness": self.staleness, "unreadable": unreadable} | {f"w_{b}": weight for b, weight in enumerate(self.weights)}
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class RolloutSource:
         with self.log.phase("reward"):
             each = share.responses or [share.sampling.responses] * len(share.prompts)
             scores = self.scorer.score([p for p, n in zip(share.prompts, each, strict=True) for _ in range(n)], responses)
-            rewards, outcomes = gather_outcomes(self.ranks, selection, self.cfg.rollout.responses, responses, scores.rewards)
+            rewards, outcomes = gather_outcomes(self.ranks, selection, self.cfg.rollout.responses, responses, scores.rewards,
+                                                scores.unreadable)
         first = self.train_set.prompt(int(selection.rows[0])).token_ids
         probe = [*responses[0].prompt_ids, *responses[0].token_ids] if responses else list(first)
         return Rollouts(share.prompts, responses, rewards, scores.texts, outcomes, probe, len(selection.rows), drawn.weights, lag)

@@ -70,6 +70,7 @@ OPTIONAL_COLUMNS: dict[str, str] = {
     "kl_ema": "Moving average of kl, nats.",
     "drift_ema": "Moving average of drift.",
     "reward_failures": "Responses of this step whose scoring raised, timed out or was not finite; they are left out.",
+    "unreadable": "Responses of this step that score 0 because nothing could be read out of them, or not within the time limit.",
     "failed_scores": "The same, summed over all steps so far.",
     "initial_entropy": "H_0, against which entropy counts as low or recovered, nats; empty until it is known.",
     "nonfinite_observations": "Statistics ignored so far because they were not finite.",

@@ -3,7 +3,7 @@ from decimal import Decimal
 
 import pytest
 
-from fastsched.data.scorers import exact_number, graded_number, last_number, load_scorer, math_verify, run_scorer
+from fastsched.data.scorers import exact_number, graded_number, last_number, load_scorer, math_verify, right_response, run_scorer
 from fastsched.data.tasks import reasoning_gym_rows
 
 
@@ -67,7 +67,8 @@ def test_reasoning_gym_verifier_reads_the_last_answer_tag_or_everything():
 
 
 @pytest.mark.parametrize("value, kind", [(None, "none"), (float("nan"), "nonfinite"), (float("-inf"), "nonfinite"),
-                                         ("word", "raised"), (True, "ok"), (0.25, "ok")])
+                                         ("word", "raised"), ("1.0", "raised"), (b"1", "raised"), (1e200, "nonfinite"), (True, "ok"),
+                                         (0.25, "ok")])
 def test_run_scorer_names_what_came_back(value, kind):
     found, reward, message = run_scorer(lambda prompt, response, answer, meta: value, "", "", "", {})
     assert found == kind
@@ -81,3 +82,20 @@ def test_what_a_row_says_is_read_as_literals_and_never_run(tmp_path):
     scorer = load_scorer("task", "reasoning-gym:chain_sum")
     kind, reward, message = run_scorer(scorer, "", "1", "1", {"task": "chain_sum", "entry": expression})
     assert kind == "raised" and "malformed" in message and not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("form, right, wrong", [
+    ("boxed", "so \\boxed{12}", "so 12"), ("boxed", "\\boxed{12} in 3 steps", "\\boxed{12"),
+    ("answer_tag", "<answer>12</answer>", "12"), ("answer_tag", "well <answer> 12 </answer>", "<answer>12")])
+def test_a_required_form_decides_before_the_number(form, right, wrong):
+    score = load_scorer("exact_number", "", form)
+    assert [score(prompt="", response=text, answer="12", meta={}) for text in (right, wrong)] == [1.0, 0.0]
+    assert load_scorer("exact_number", "")(prompt="", response=wrong, answer="12", meta={}) == 1.0
+
+
+@pytest.mark.parametrize("kind", ["exact_number", "graded_number", "math_verify"])
+@pytest.mark.parametrize("form", ["none", "boxed", "answer_tag"])
+@pytest.mark.parametrize("answer", ["12", "-3.5", "#### 7", "\\boxed{8}"])
+def test_the_right_response_is_right(kind, form, answer):
+    response = right_response(kind, answer, form)
+    assert load_scorer(kind, "", form)(prompt="", response=response, answer=answer, meta={}) == 1.0

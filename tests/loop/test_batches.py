@@ -155,7 +155,8 @@ def test_speed_trains_what_is_ready_and_never_screens_a_waiting_prompt(run):
 
 def test_speed_without_a_passing_candidate_ends_its_rounds_and_trains_groups_without_signal(run, monkeypatch):
     one = of(run, SPEED)
-    monkeypatch.setattr(one.source.scorer.pool, "score", lambda items: RewardResult(np.zeros(len(items)), {}, {}))
+    wrong = lambda items: RewardResult(np.zeros(len(items)), {}, {}, np.zeros(len(items), bool))
+    monkeypatch.setattr(one.source.scorer.pool, "score", wrong)
     rolled = take_step(one, 1)
     complete(rolled)
     assert len(one.rollout.calls) == batches.ROUNDS and rolled.trained == P and flat_groups(rolled.rewards).all()

@@ -106,9 +106,10 @@ def test_c3_c10_lengths_and_truncation_are_those_of_the_responses_as_sampled():
     reply = lambda n, reason: Response(0, (1, 2), tuple(range(n)), np.zeros(n, np.float32), reason, 0)
     replies = [reply(1, "stop"), reply(8, "length"), reply(3, "stop"), reply(8, "stop")]
     selection = Selection(np.array([7, 3]), np.array([0, 1]))
-    mine, seen = gather_outcomes(Ranks(), selection, 2, replies, np.array([np.nan, 0.0, 1.0, 1.0]))
+    mine, seen = gather_outcomes(Ranks(), selection, 2, replies, np.array([np.nan, 0.0, 1.0, 1.0]), np.array([0, 1, 0, 0], bool))
     assert np.array_equal(mine, [[np.nan, 0.0], [1.0, 1.0]], equal_nan=True)
     assert seen.lengths.tolist() == [[1, 8], [3, 8]] and seen.truncated.tolist() == [[False, True], [False, False]]
+    assert seen.unreadable.tolist() == [[False, True], [False, False]]
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,12 @@ class BesideAnother(Ranks):
 
 def test_c3_c10_two_ranks_outcomes_come_in_the_order_of_the_selection():
     """The gather of two ranks: row i of the selection was rolled out by rank i % 2."""
-    ranks = BesideAnother(world_size=2, theirs=(np.array([[3.0]]), np.array([[30]]), np.array([[True]])))
+    ranks = BesideAnother(world_size=2, theirs=(np.array([[3.0]]), np.array([[30]]), np.array([[True]]), np.array([[True]])))
     selection = Selection(np.array([5, 9]), np.array([0, 0]))
     response = Response(5, (1,), (2, 3), np.zeros(2, np.float32), "stop", 0)
-    _, seen = gather_outcomes(ranks, selection, 1, [response], np.array([1.0]))
+    _, seen = gather_outcomes(ranks, selection, 1, [response], np.array([1.0]), np.array([False]))
     assert (seen.rewards.tolist(), seen.lengths.tolist(), seen.truncated.tolist()) == ([[1.0], [3.0]], [[2], [30]], [[False], [True]])
+    assert seen.unreadable.tolist() == [[False], [True]]
 
 
 class BreaksAfter:
