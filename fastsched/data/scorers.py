@@ -4,7 +4,6 @@ import ast
 import functools
 import importlib
 import logging
-import math
 import re
 from decimal import Decimal
 from typing import Any, Callable, Mapping, Optional
