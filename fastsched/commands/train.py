@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from fastsched.commands.source import config_of, show, source_file, source_parser
@@ -60,16 +61,28 @@ def _parser() -> argparse.ArgumentParser:
 def train_and_report(cfg: Config, run_dir: Path, *, resume: bool) -> int:
     """Train and write the report; the last console line is its path. Returns the exit code."""
     from fastsched.commands.run_folder import require_run, require_writable
-    from fastsched.record.checkpoint import newest_intact, step_of
+    from fastsched.record.lock import writing
 
-    is_main = int(os.environ.get("RANK", 0)) == 0
     if resume:
         require_run(run_dir, "train --resume")
-    damaged: list[str] = []
-    checkpoint = newest_intact(run_dir, damaged.append) if resume and is_main else None
     if not resume and (run_dir / "metrics.csv").exists():
         raise ConfigError(f"{run_dir} already holds a run: use --resume to continue it, or another --run_dir")
     require_writable(run_dir)
+    is_main = int(os.environ.get("RANK", 0)) == 0
+    with writing(run_dir) if is_main else nullcontext():
+        return _train_and_report(cfg, run_dir, resume=resume, is_main=is_main)
+
+
+def _train_and_report(cfg: Config, run_dir: Path, *, resume: bool, is_main: bool) -> int:
+    from fastsched.record.checkpoint import newest_intact, set_aside_newer, step_of
+
+    damaged: list[str] = []
+    checkpoint = newest_intact(run_dir, damaged.append) if resume and is_main else None
+    if checkpoint:
+        damaged += [f"set aside as {folder.name}" for folder in set_aside_newer(run_dir, checkpoint)]
+    if damaged and checkpoint is None:
+        raise ConfigError(f"--resume: no checkpoint below {run_dir / 'checkpoints'} is intact ({'; '.join(damaged)}). Tables and checkpoints "
+                          "are as they were: bring one back, or start anew with the same --config in another --run_dir")
     resume_step = (step_of(checkpoint) if checkpoint else 0) if resume else None
     with RunLog(run_dir, cfg.log, cfg.train.steps, resume_step=resume_step, is_main=is_main, window=cfg.scheduler.window) as log:
         log.capture_output()

@@ -8,7 +8,9 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any, Callable, Mapping, Protocol
 
@@ -19,6 +21,7 @@ from fastsched.config import ConfigError
 from fastsched.types import Ranks
 
 MARKER = "COMPLETE"
+OURS = re.compile(r"step-\d+")
 ARRAYS = "groups.npz"
 VERSION = 2
 BLOCK = 1 << 24  # bytes read at a time
@@ -37,8 +40,12 @@ class CheckpointError(RuntimeError):
 
 def checkpoints(run_dir: Path) -> list[Path]:
     """Marked checkpoints, oldest first, by step number."""
-    found = (run_dir / "checkpoints").glob(f"step-*/{MARKER}")
-    return sorted((p.parent for p in found), key=step_of)
+    return [folder for folder in step_folders(run_dir) if (folder / MARKER).exists()]
+
+
+def step_folders(run_dir: Path) -> list[Path]:
+    """Folders named step-N, oldest first; whatever else somebody keeps beside them is left alone."""
+    return sorted((p for p in (run_dir / "checkpoints").glob("step-*") if OURS.fullmatch(p.name) and p.is_dir()), key=step_of)
 
 
 def step_of(folder: Path) -> int:
@@ -112,15 +119,25 @@ def _publish(partial: Path, final: Path, marker: dict) -> None:
 
 
 def _prune(run_dir: Path, keep: int) -> None:
-    """Delete all but the last `keep` marked checkpoints and the best, and whatever was never completed."""
+    """Delete all but the last `keep` checkpoints and the best, and whatever was never completed. Damaged ones do not count as kept."""
+    for folder in checkpoints(run_dir):
+        if damage(folder, checksums=False):
+            set_aside(folder)
     marked = checkpoints(run_dir)
     best = best_checkpoint(run_dir)
     for old in marked[:-keep]:
         if old != best:
             (old / MARKER).unlink()
     for folder in (run_dir / "checkpoints").iterdir():
-        if folder.name.startswith((".partial-", ".old-", "step-")) and (folder.name[0] == "." or not (folder / MARKER).exists()):
+        unmarked = OURS.fullmatch(folder.name) and not (folder / MARKER).exists()
+        if unmarked or folder.name.startswith((".partial-", ".old-")):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a damaged checkpoint step-N.damaged, so that it is neither resumed nor counted nor deleted; its new place."""
+    names = (folder.with_name(f"{folder.name}.damaged{i or ''}") for i in count())
+    return folder.rename(next(name for name in names if not name.exists()))
 
 
 def best_checkpoint(run_dir: Path) -> Path | None:
@@ -131,12 +148,20 @@ def best_checkpoint(run_dir: Path) -> Path | None:
 
 def newest_intact(run_dir: Path, say: Callable[[str], None]) -> Path | None:
     """The newest checkpoint that is as it was written; `say` hears of every newer one that is not."""
-    for folder in reversed(checkpoints(run_dir)):
+    for folder in reversed(step_folders(run_dir)):
+        if not (folder / MARKER).exists():
+            say(f"checkpoint {folder.name} has no {MARKER}: it was never finished, or its deletion was not; it is ignored")
+            continue
         problem = damage(folder)
         if not problem:
             return folder
         say(f"checkpoint {folder.name} is damaged ({problem}); the one before it is used")
     return None
+
+
+def set_aside_newer(run_dir: Path, intact: Path) -> list[Path]:
+    """What lies after the checkpoint that a run goes on from is damaged: out of the way of what it writes next. Their new places."""
+    return [set_aside(folder) for folder in checkpoints(run_dir) if step_of(folder) > step_of(intact)]
 
 
 def damage(folder: Path, *, checksums: bool = True) -> str:

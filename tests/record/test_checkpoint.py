@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from fastsched.record.checkpoint import (
     newest_intact,
     restore,
     save_checkpoint,
+    set_aside_newer,
 )
 
 
@@ -84,6 +86,38 @@ def test_only_the_last_ones_are_kept_and_leavings_are_swept(run_dir):
     (run_dir / "checkpoints/step-8").mkdir()  # its marker went first, then the run was killed
     save_checkpoint(run_dir, 100, OneArray(), {}, keep=2)
     assert names(run_dir) == ["step-100", "step-11"]
+
+
+def test_only_intact_ones_count_as_kept_and_damaged_ones_stay_under_another_name(run_dir):
+    """The fault: after a resume from step 10 the damaged step 11 was kept, and the new ones were deleted."""
+    (run_dir / "checkpoints/step-11/shards-0.safetensors").write_bytes(b"torn")
+    save_checkpoint(run_dir, 12, OneArray(), {}, keep=2)
+    assert names(run_dir) == ["step-10", "step-11.damaged", "step-12"]
+    assert newest_intact(run_dir, pytest.fail).name == "step-12"
+
+
+def test_what_lies_after_the_checkpoint_that_is_resumed_is_set_aside(run_dir):
+    flip(run_dir / "checkpoints/step-11/state.json")
+    assert [p.name for p in set_aside_newer(run_dir, run_dir / "checkpoints/step-10")] == ["step-11.damaged"]
+    save_checkpoint(run_dir, 11, OneArray(), {}, keep=3)
+    flip(run_dir / "checkpoints/step-11/state.json")
+    assert [p.name for p in set_aside_newer(run_dir, run_dir / "checkpoints/step-10")] == ["step-11.damaged1"]
+
+
+@pytest.mark.parametrize("name", ["step-11 copy", "step-11.bak", "step-best", "step-", "notes"])
+def test_what_a_person_keeps_beside_the_checkpoints_is_left_alone(run_dir, name):
+    """The fault: a traceback in resume, eval, export and pruning, or the folder was swept away."""
+    shutil.copytree(run_dir / "checkpoints/step-11", run_dir / "checkpoints" / name)
+    assert newest_intact(run_dir, pytest.fail).name == "step-11" and best_checkpoint(run_dir) is None
+    save_checkpoint(run_dir, 12, OneArray(), {}, keep=1)
+    assert names(run_dir) == sorted(["step-12", name])
+
+
+def test_a_missing_marker_is_said(run_dir):
+    (run_dir / "checkpoints/step-11/COMPLETE").unlink()
+    said: list[str] = []
+    assert newest_intact(run_dir, said.append).name == "step-10"
+    assert said == ["checkpoint step-11 has no COMPLETE: it was never finished, or its deletion was not; it is ignored"]
 
 
 def test_the_best_is_kept_beside_the_last(tmp_path):
