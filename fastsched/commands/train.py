@@ -81,8 +81,8 @@ def _train_and_report(cfg: Config, run_dir: Path, *, resume: bool, is_main: bool
     if checkpoint:
         damaged += [f"set aside as {folder.name}" for folder in set_aside_newer(run_dir, checkpoint)]
     if damaged and checkpoint is None:
-        raise ConfigError(f"--resume: no checkpoint below {run_dir / 'checkpoints'} is intact ({'; '.join(damaged)}). Tables and checkpoints "
-                          "are as they were: bring one back, or start anew with the same --config in another --run_dir")
+        raise ConfigError(f"--resume: no checkpoint below {run_dir / 'checkpoints'} is intact ({'; '.join(damaged)}). Tables and "
+                          "checkpoints are as they were: bring one back, or start anew with the same --config in another --run_dir")
     resume_step = (step_of(checkpoint) if checkpoint else 0) if resume else None
     with RunLog(run_dir, cfg.log, cfg.train.steps, resume_step=resume_step, is_main=is_main, window=cfg.scheduler.window) as log:
         log.capture_output()

@@ -14,7 +14,7 @@ from fastsched.config.learner import LearnerConfig
 from fastsched.config.rollout import RolloutConfig
 from fastsched.config.scheduler import SchedulerConfig
 
-FILES = (".jsonl", ".parquet")
+FILES = (".jsonl", ".parquet", ".csv")
 """How a `data.source` ends that is a file."""
 
 
@@ -64,12 +64,13 @@ class DataConfig:
     negative: bool = True
     """`arithmetic`: differences may be negative; otherwise the larger number comes first. `chain`: totals may be negative."""
     source: str | None = None
-    """`dataset`: hub name, local .jsonl or .parquet file."""
+    """`dataset`: hub name, or a local .jsonl, .parquet or .csv file; a pattern such as `shards/*.jsonl` is all files that match."""
     subset: str | None = None
     """`dataset`: configuration of a hub data set, such as `main` of `openai/gsm8k`."""
     split: str = "train"
     prompt_column: str = "prompt"
-    """Text, or a list of chat messages (`[{"role": ..., "content": ...}]`); the policy continues an assistant turn at the end."""
+    """Text, or a list of chat messages (`[{"role": ..., "content": ...}]`); the policy continues an assistant turn at the end. A dot leads
+    into a column, here and below: `reward_model.ground_truth`."""
     answer_column: str = "answer"
     difficulty_column: str | None = None
     """Numeric column from which equal-count difficulty bins are cut; without it there is one bin."""

@@ -21,7 +21,7 @@ from filelock import FileLock
 from fastsched.config import DataConfig, default_cache_dir, require
 from fastsched.data.build import build_sets, column
 from fastsched.data.encode import check_tokenizer
-from fastsched.data.sources import open_source, source_digest
+from fastsched.data.sources import files_of, find_broken_line, open_source, source_digest
 from fastsched.types import Prompt
 
 CACHE_FORMAT = 1  # raised when the same configuration must give other rows than before
@@ -81,6 +81,10 @@ def load_prompts(cfg: DataConfig, tokenizer, seed: int,
             scratch = Path(tempfile.mkdtemp(prefix="build-", dir=folder.parent))
             try:
                 build_sets(cfg, tokenizer, seed, source, scratch).rename(folder)
+            except UnicodeDecodeError:  # the reader of .jsonl files does not look at the bytes
+                for path in files_of(cfg.source):
+                    find_broken_line(path)
+                raise
             finally:
                 shutil.rmtree(scratch)
     return open_set(folder / "train"), open_set(folder / "held_out")
