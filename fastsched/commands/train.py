@@ -5,9 +5,11 @@ import errno
 import logging
 import os
 import shlex
+import signal
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Iterator
 
 from fastsched.commands.source import config_of, show, source_file, source_parser
 from fastsched.config import DONE, GUARD, INTERRUPTED, Config, ConfigError, FeaturesMissing
@@ -69,8 +71,18 @@ def train_and_report(cfg: Config, run_dir: Path, *, resume: bool) -> int:
         raise ConfigError(f"{run_dir} already holds a run: use --resume to continue it, or another --run_dir")
     require_writable(run_dir)
     is_main = int(os.environ.get("RANK", 0)) == 0
-    with writing(run_dir) if is_main else nullcontext():
+    with _terminated_as_interrupted(), writing(run_dir) if is_main else nullcontext():
         return _train_and_report(cfg, run_dir, resume=resume, is_main=is_main)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does, from its start until its engines are closed; inside the loop `guards.Stop` takes both."""
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _train_and_report(cfg: Config, run_dir: Path, *, resume: bool, is_main: bool) -> int:

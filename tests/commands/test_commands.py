@@ -5,8 +5,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import ROOT, environment
@@ -21,6 +22,7 @@ from fastsched.config import Config, ConfigError
 from fastsched.config.arguments import config_to_yaml, parse_config
 from fastsched.engines.ranks import Ranks
 from fastsched.loop.guards import Stop
+from fastsched.loop.progress import Progress
 from fastsched.record.checkpoint import checkpoints, save_checkpoint
 from fastsched.types import StartError
 
@@ -101,6 +103,30 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(capsys, tmp_path):
 def test_ctrl_c_is_no_traceback(monkeypatch, capsys, arguments, called):
     monkeypatch.setattr(called, raising(KeyboardInterrupt()))
     assert main(arguments) == 130 and said(capsys) == "fastsched: interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("when", ["before the loop", "while the engines close"])
+def test_a_run_that_is_ended_outside_of_the_loop_says_so(command, tmp_path, monkeypatch, number, when):
+    """The fault: SIGTERM there ended the process without a word and without its exit code."""
+    import fastsched.train
+
+    @contextmanager
+    def parts(*_):
+        if when == "before the loop":
+            signal.raise_signal(number)
+        yield SimpleNamespace(ranks=None, cfg=Config())
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(fastsched.train, "assemble_training", parts)
+    monkeypatch.setattr(fastsched.train, "start", lambda *_: Progress())
+    monkeypatch.setattr(fastsched.train, "Stop", lambda *_: nullcontext(SimpleNamespace(reason="", code=0)))
+    monkeypatch.setattr(fastsched.train, "take_steps", lambda *_: None)
+    monkeypatch.setattr(fastsched.train, "due", lambda *_: True)
+    former = signal.getsignal(signal.SIGTERM)
+    assert command(["train", "--preset", "tiny-cpu", "--run_dir", str(tmp_path / "run")]) == 130
+    assert "interrupted; the last checkpoint is untouched" in (tmp_path / "run/log.txt").read_text()
+    assert signal.getsignal(signal.SIGTERM) == former
 
 
 def test_outside_of_the_loop_interrupts_do_what_they_did_before():
