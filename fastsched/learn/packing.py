@@ -99,7 +99,12 @@ def _common_beginning(samples: Sequence[Sample]) -> int:
 
 
 def _item_length(samples: Sequence[Sample], item: list[int]) -> int:
-    return len(samples[item[0]].prompt_ids) + sum(len(samples[i].token_ids) - 1 for i in item)
+    return len(samples[item[0]].prompt_ids) + sum(_fed(samples[i]) for i in item)
+
+
+def _fed(sample: Sample) -> int:
+    """Tokens that stand in the row: of a response all but the last, of an empty one none."""
+    return max(len(sample.token_ids) - 1, 0)
 
 
 def _first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -132,7 +137,7 @@ def _fill(samples: Sequence[Sample], rows: list[list[list[int]]], width: int, co
             tokens[b, start:end], positions[b, start:end] = prompt[common:], np.arange(common, len(prompt))
             groups[b, start:end], last_prompt = number, b * width + end - 1
             for k, i in enumerate(item, start=1):
-                sample, fed = samples[i], len(samples[i].token_ids) - 1
+                sample, fed = samples[i], _fed(samples[i])
                 at = slice(end, end + fed)
                 tokens[b, at], positions[b, at] = sample.token_ids[:-1], len(prompt) + np.arange(fed)
                 groups[b, at], responses[b, at] = number, k
