@@ -24,7 +24,7 @@ class Policy(nn.Module):
         split = backbone_and_head(model)
         self.model = model
         self.head = _HeadModule(split.weight, split.bias, split.softcap)
-        self.mask = {"sdpa": partial(additive_mask, dtype=model.dtype),
+        self.mask = {"sdpa": partial(additive_mask, dtype=split.weight.dtype),
                      "flex_attention": flex_mask}.get(model.config._attn_implementation)
 
     def forward(self, micro: MicroBatch, loss: Callable[[Head], Any]) -> Any:
