@@ -93,6 +93,14 @@ Tensor squared_norm(const Tensor& values) {
   return cpu::squared_norm(values);
 }
 
+Tensor weighted_row_sums(const Tensor& words, const Tensor& factors) {
+  TORCH_CHECK_NOT_IMPLEMENTED(words.scalar_type() == at::kLong && factors.scalar_type() == at::kLong, "need int64");
+  TORCH_CHECK_VALUE(words.dim() == 2 && words.is_contiguous() && factors.sizes() == at::IntArrayRef({words.size(1)}) &&
+                        factors.is_contiguous(),
+                    "need contiguous words [R, W] and factors [W]");
+  return cpu::weighted_row_sums(words, factors);
+}
+
 void add_(Tensor& total, const Tensor& part, bool first) {
   TORCH_CHECK_NOT_IMPLEMENTED(total.scalar_type() == at::kFloat && part.scalar_type() == at::kBFloat16, "need fp32 += bf16");
   TORCH_CHECK_VALUE(total.sizes() == part.sizes() && total.is_contiguous() && part.is_contiguous(),
@@ -162,6 +170,7 @@ TORCH_LIBRARY(fastsched_kernels, m) {
         "Tensor(a!) out) -> Tensor");
   m.def("ema_and_drift_(Tensor(a!)[] avg, Tensor[] params, float alpha) -> Tensor");
   m.def("squared_norm(Tensor values) -> Tensor");
+  m.def("weighted_row_sums(Tensor words, Tensor factors) -> Tensor");
   m.def("add_(Tensor(a!) total, Tensor part, bool first) -> ()");
   m.def("active_columns(Tensor dlogits, Tensor threshold) -> (Tensor, Tensor)");
   m.def("gather_columns(Tensor dlogits, Tensor columns) -> Tensor");
@@ -174,6 +183,7 @@ TORCH_LIBRARY_IMPL(fastsched_kernels, CPU, m) {
   m.impl("policy_rows_", fastsched::policy_rows_);
   m.impl("ema_and_drift_", fastsched::ema_and_drift_);
   m.impl("squared_norm", fastsched::squared_norm);
+  m.impl("weighted_row_sums", fastsched::weighted_row_sums);
   m.impl("add_", fastsched::add_);
   m.impl("active_columns", fastsched::active_columns);
   m.impl("gather_columns", fastsched::gather_columns);

@@ -36,6 +36,9 @@ Tensor ema_and_drift_(at::TensorList avg, at::TensorList params, double alpha);
 // -> fp64 scalar: sum of the squares of a contiguous fp32 or bf16 tensor
 Tensor squared_norm(const Tensor& values);
 
+// words [R, W], factors [W], int64 -> [R]: their products, modulo 2^64
+Tensor weighted_row_sums(const Tensor& words, const Tensor& factors);
+
 // total (fp32) += part (bf16), or = part when it is the first
 void add_(Tensor& total, const Tensor& part, bool first);
 

@@ -7,8 +7,8 @@ import torch
 
 from fastsched_kernels.table import Result, State, layout
 
-_OPS = ("row_stats", "row_dlogits_", "policy_rows_", "ema_and_drift_", "squared_norm", "add_", "active_columns", "gather_columns",
-        "add_rows_", "table_layout")
+_OPS = ("row_stats", "row_dlogits_", "policy_rows_", "ema_and_drift_", "squared_norm", "weighted_row_sums", "add_", "active_columns",
+        "gather_columns", "add_rows_", "table_layout")
 _LEVELS = ("DEFAULT", "AVX2", "AVX512")
 
 
@@ -38,6 +38,7 @@ def _register_fakes() -> None:
     fake("fastsched_kernels::policy_rows_")(lambda logits, *_: logits.new_empty((len(Result), logits.shape[0]), dtype=torch.float32))
     fake("fastsched_kernels::ema_and_drift_")(lambda avg, *_: torch.empty(2, dtype=torch.float64))
     fake("fastsched_kernels::squared_norm")(lambda _: torch.empty((), dtype=torch.float64))
+    fake("fastsched_kernels::weighted_row_sums")(lambda words, _: words.new_empty(words.shape[0]))
     fake("fastsched_kernels::add_")(lambda *_: None)
     fake("fastsched_kernels::active_columns")(
         lambda dlogits, _: (dlogits.new_empty(dlogits.shape[1], dtype=torch.bool), dlogits.new_empty(dlogits.shape[1], dtype=torch.float32))

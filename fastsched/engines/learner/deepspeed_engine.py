@@ -10,7 +10,7 @@ import deepspeed
 import numpy as np
 import torch
 from fastsched_kernels.averaging import ema_and_drift_
-from fastsched_kernels.squares import squared_norm
+from fastsched_kernels.sums import squared_norm
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn

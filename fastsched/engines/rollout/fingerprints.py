@@ -11,10 +11,10 @@ from functools import cache
 from typing import Iterable, Mapping, Sequence
 
 import torch
+from fastsched_kernels.sums import weighted_row_sums
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 WORD = 8  # bytes
-CHUNK_WORDS = 2**24  # of products held at a time where there is no integer matrix product
 UNSIGNED = {1: (torch.uint8, 0xFF), 2: (torch.int16, 0xFFFF), 4: (torch.int32, 0xFFFFFFFF)}
 TIED_HEAD = "lm_head.weight"
 
@@ -39,18 +39,11 @@ def row_sums(tensor: torch.Tensor, start: int = 0) -> torch.Tensor:
     rows = tensor.detach().reshape(-1, tensor.shape[-1] if tensor.ndim > 1 else 1).contiguous()
     each = WORD // rows.element_size()
     if rows.shape[1] % each == start % each == 0 and rows.data_ptr() % WORD == 0:
-        return _weighted(rows.view(torch.int64), multipliers(start // each, rows.shape[1] // each, rows.device))
+        return weighted_row_sums(rows.view(torch.int64), multipliers(start // each, rows.shape[1] // each, rows.device))
     kind, mask = UNSIGNED[rows.element_size()]
     places = torch.arange(start, start + rows.shape[1], device=rows.device)
     shifts = (places % each) * (8 * rows.element_size())
-    return _weighted(rows.view(kind).long() & mask, multipliers(0, start + rows.shape[1], rows.device)[places // each] << shifts)
-
-
-def _weighted(words: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    if words.device.type == "cpu":
-        return words @ factors
-    step = max(1, CHUNK_WORDS // words.shape[1])
-    return torch.cat([(part * factors).sum(1) for part in words.split(step)])
+    return weighted_row_sums(rows.view(kind).long() & mask, multipliers(0, start + rows.shape[1], rows.device)[places // each] << shifts)
 
 
 def totals(sums: Sequence[torch.Tensor]) -> torch.Tensor:

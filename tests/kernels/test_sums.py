@@ -1,9 +1,9 @@
-"""Squared norms against fp64."""
+"""Squared norms against fp64, sums of words against Python's integers."""
 
 import pytest
 import torch
 from fastsched_kernels import compiled_ops
-from fastsched_kernels.squares import squared_norm
+from fastsched_kernels.sums import squared_norm, weighted_row_sums
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -44,3 +44,16 @@ def test_the_compiled_op_takes_only_what_it_can_read():
         torch.ops.fastsched_kernels.squared_norm(torch.ones(4, 3).T)
     with pytest.raises(NotImplementedError, match="fp32 or bf16"):
         torch.ops.fastsched_kernels.squared_norm(torch.ones(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("rows, width", [(0, 4), (1, 1), (5, 7), (3, 1000), (2000, 72)])
+def test_sums_of_words_are_exact_modulo_2_64(monkeypatch, compiled, rows, width):
+    if compiled and compiled_ops.load():
+        pytest.skip("compiled ops cannot be used here")
+    if not compiled:
+        monkeypatch.setattr(compiled_ops, "load", lambda: "left out")
+    generator = torch.Generator().manual_seed(0)
+    words, factors = (torch.randint(-2**63, 2**63 - 1, shape, generator=generator) for shape in ((rows, width), (width,)))
+    expected = [sum(a * b for a, b in zip(row, factors.tolist(), strict=True)) % 2**64 for row in words.tolist()]
+    assert [value % 2**64 for value in weighted_row_sums(words, factors).tolist()] == expected
