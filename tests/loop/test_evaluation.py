@@ -22,7 +22,8 @@ class Pool:
     def score(self, items):
         rewards = [1.0] + [np.nan] * (len(items) - 1)
         errors = {kind: self.kinds.count(kind) for kind in self.kinds}
-        return SimpleNamespace(rewards=rewards, errors=errors, messages={k: f"response {len(items)}: odd" for k in errors})
+        return SimpleNamespace(rewards=rewards, errors=errors, messages={k: f"response {len(items)}: odd" for k in errors},
+                               unreadable=np.zeros(len(items), bool))
 
 
 @dataclass(frozen=True)
