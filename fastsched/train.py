@@ -12,7 +12,7 @@ from fastsched.loop.batches import train_batch
 from fastsched.loop.guards import Stop, require_agreement, why_stopped
 from fastsched.loop.heap import give_back_freed_memory
 from fastsched.loop.progress import Progress
-from fastsched.loop.rollouts import Rollouts, sample_rows
+from fastsched.loop.rollouts import Rollouts, mean_of_scored, sample_rows
 from fastsched.loop.sync import sync
 from fastsched.record.checkpoint import agree_on, load_arrays, restore, save_checkpoint
 from fastsched.record.environment import record_start
@@ -119,7 +119,7 @@ def metrics_row(run: Training, progress: Progress, rolled: Rollouts, knobs: Knob
     scored = outcomes.rewards[np.isfinite(outcomes.rewards)]
     return {
         "step": progress.step, "tokens_total": progress.tokens_total, "prompts_total": progress.prompts_total,
-        "reward_mean": float(scored.mean()) if scored.size else float("nan"),
+        "reward_mean": mean_of_scored(outcomes.rewards),
         "reward_std": float(scored.std()) if scored.size else float("nan"), "reward_failures": int(sampled.sum() - scored.size),
         "r_thr": knobs.r_threshold, "lambda_h": knobs.entropy_coef, "lambda_kl": knobs.kl_coef, "ema_alpha": knobs.ema_alpha,
         "lr_scale": knobs.lr_scale, "temporal_s": knobs.temporal_s, "rule": knobs.rule, **run.scheduler.report(), **stats.columns(),

@@ -52,6 +52,7 @@ class Prompt:
     answer: str
     bin: int
     meta: Mapping[str, Any] = field(default_factory=dict)  # what the task's own verifier needs
+    prefill: str = ""  # what the answer begins with, the end of `token_ids`
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Outcomes:
     truncated: np.ndarray  # [P, G] bool, stopped by the length limit
     continued: Optional[np.ndarray] = None  # [P] bool, further responses of a prompt counted before (SPEED); None: none
     unreadable: Optional[np.ndarray] = None  # [P, G] bool, scored 0 because nothing could be read out of them; None: none
+    parts: Mapping[str, np.ndarray] = field(default_factory=dict)  # [P, G] float64 by name, where several rewards were added up
 
     @property
     def sampled(self) -> np.ndarray:

@@ -12,6 +12,7 @@ from fastsched.config.checks import (
 )
 from fastsched.config.features import FeaturesConfig
 from fastsched.config.learner import LearnerConfig
+from fastsched.config.reward import RewardConfig, RewardPart
 from fastsched.config.rollout import LOWEST_TEMPERATURE, RolloutConfig
 from fastsched.config.run import (
     Config,
@@ -19,7 +20,6 @@ from fastsched.config.run import (
     LogConfig,
     ModelConfig,
     ModelShape,
-    RewardConfig,
     TrainConfig,
 )
 from fastsched.config.samplers import (
@@ -39,6 +39,6 @@ __all__ = [
     "BAD_INPUT", "DONE", "GUARD", "INTERRUPTED", "LOWEST_TEMPERATURE", "SAMPLERS",
     "AdsConfig", "CoefficientConfig", "Config", "ConfigError", "DataConfig", "DotsConfig", "FeaturesConfig", "FeaturesMissing",
     "KlGateConfig", "LearnedConfig", "LearnerConfig", "LogConfig", "ModelConfig", "ModelShape", "MoppsConfig", "ReplayConfig",
-    "RewardConfig", "RolloutConfig", "SchedulerConfig", "SecConfig", "SpeedConfig", "TemporalConfig", "TrainConfig", "VcrlConfig",
-    "default_cache_dir", "require",
+    "RewardConfig", "RewardPart", "RolloutConfig", "SchedulerConfig", "SecConfig", "SpeedConfig", "TemporalConfig", "TrainConfig",
+    "VcrlConfig", "default_cache_dir", "require",
 ]

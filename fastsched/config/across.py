@@ -10,6 +10,10 @@ CHECKS: tuple[Check, ...] = (
      lambda c: f"rollout.ahead: scheduler.kind {c.scheduler.kind} composes its batches from what the step before brought; set it to 0"),
     (lambda c: not c.rollout.ahead or not c.scheduler.refills,
      lambda c: "rollout.ahead: a batch sampled ahead cannot be refilled by what its own rewards say; set scheduler.refills to 0"),
+    (lambda c: not c.reward.prefill or c.data.prefill is not None or c.data.task == "dataset",
+     lambda c: "reward.prefill: no answer begins with anything; set data.prefill, or leave it out"),
+    (lambda c: c.data.task.startswith("reasoning-gym:") or all(part.kind != "task" for part in c.reward.parts),
+     lambda c: f"reward.kind: `task` needs a task with its own verifier (reasoning-gym:NAME); data.task is {c.data.task!r}"),
     (lambda c: c.learner.updates_per_batch <= c.train.prompts_per_step,
      lambda c: f"learner.updates_per_batch: {c.learner.updates_per_batch} optimizer steps on {c.train.prompts_per_step} prompts "
                "(train.prompts_per_step); each needs one at least"),

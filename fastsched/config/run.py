@@ -11,6 +11,7 @@ from fastsched.config.across import check_across
 from fastsched.config.checks import require
 from fastsched.config.features import FeaturesConfig
 from fastsched.config.learner import LearnerConfig
+from fastsched.config.reward import RewardConfig
 from fastsched.config.rollout import RolloutConfig
 from fastsched.config.scheduler import SchedulerConfig
 
@@ -105,23 +106,6 @@ class DataConfig:
                 f"data.difficulty_column: has no effect with data.difficulty {self.difficulty}; unset one of the two")
         require(min(self.size, self.bins, self.max_prompt_tokens, self.eval_per_bin) >= 1,
                 "data: size, bins, max_prompt_tokens and eval_per_bin must be positive")
-
-
-@dataclass(frozen=True)
-class RewardConfig:
-    kind: str = "exact_number"
-    """`exact_number`, `graded_number` (up to 0.5 for right digits of a wrong number), `math_verify`, `task` (reasoning-gym's own
-    verifier) or a user's `module:function`."""
-    require: Literal["none", "boxed", "answer_tag"] = "none"
-    """What a response must have to score above 0: a closed \\boxed{}, or <answer></answer>. Else the last number of any text counts."""
-    workers: int = 2
-    timeout_s: float = 5.0
-    """Limit for one response; what runs longer is killed, counted, and costs only that response."""
-
-    def __post_init__(self):
-        require(self.kind in ("exact_number", "graded_number", "math_verify", "task") or ":" in self.kind,
-                f"reward.kind: {self.kind!r} is none of exact_number, graded_number, math_verify, task, module:function")
-        require(self.workers >= 1 and self.timeout_s > 0, "reward: workers and timeout_s must be positive")
 
 
 @dataclass(frozen=True)

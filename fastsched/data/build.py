@@ -24,10 +24,10 @@ BATCH = 2000  # rows rendered and tokenised at a time
 SHOWN = 5  # row numbers in an error message
 REPORTED = 1000  # row numbers in a report
 ENCODED = pa.schema({
-    "token_ids": pa.list_(pa.int32()), "text": pa.string(), "answer": pa.string(), "meta": pa.string(),
+    "token_ids": pa.list_(pa.int32()), "text": pa.string(), "answer": pa.string(), "meta": pa.string(), "prefill": pa.string(),
     "source_row": pa.int64(), "difficulty": pa.float64(), "key": pa.int64(), "problem": pa.string(),
 })
-SAVED = pa.schema([*list(ENCODED)[:5], pa.field("bin", pa.int64())])
+SAVED = pa.schema([*list(ENCODED)[:6], pa.field("bin", pa.int64())])
 
 Part = tuple[datasets.Dataset, np.ndarray]
 

@@ -24,7 +24,7 @@ from fastsched.data.encode import check_tokenizer
 from fastsched.data.sources import files_of, find_broken_line, open_source, source_digest
 from fastsched.types import Prompt
 
-CACHE_FORMAT = 1  # raised when the same configuration must give other rows than before
+CACHE_FORMAT = 2  # raised when the same configuration must give other rows than before
 VERSIONS = ("datasets", "tokenizers", "transformers", "reasoning-gym")  # packages whose change may change token ids
 
 
@@ -32,7 +32,7 @@ VERSIONS = ("datasets", "tokenizers", "transformers", "reasoning-gym")  # packag
 class PromptSet:
     """N prompts, memory-mapped. A row number indexes this set and is the identity of the prompt's group."""
 
-    rows: datasets.Dataset  # token_ids, text, answer, meta (JSON), source_row, bin
+    rows: datasets.Dataset  # token_ids, text, answer, meta (JSON), prefill, source_row, bin
     bins: np.ndarray  # [N] int64 difficulty bin
     digest: str  # hash of the content
     report: Mapping[str, Any]  # what was dropped and counted
@@ -51,7 +51,7 @@ class PromptSet:
             raise IndexError(f"row {row} of a prompt set of {len(self)}")
         values = self.rows[int(row)]
         return Prompt(row=int(row), token_ids=tuple(values["token_ids"]), text=values["text"], answer=values["answer"],
-                      bin=int(self.bins[row]), meta=json.loads(values["meta"]))
+                      bin=int(self.bins[row]), meta=json.loads(values["meta"]), prefill=values["prefill"])
 
 
 def require_batch(prompts: PromptSet, prompts_per_step: int) -> None:

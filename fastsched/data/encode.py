@@ -44,6 +44,13 @@ def shown(prompt: Any) -> str:
     return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
 
+def beginning(prompt: Any, prefill: Optional[str]) -> str:
+    """What the policy's answer begins with: `data.prefill` of the row, or the assistant turn that its messages end in."""
+    if prefill is not None:
+        return prefill
+    return shown(prompt) if isinstance(prompt, list) and prompt[-1]["role"] == "assistant" else ""
+
+
 def prompt_problem(prompt: Any) -> str:
     if prompt is None or prompt == [] or isinstance(prompt, str) and not prompt.strip():
         return "empty prompt"
@@ -148,8 +155,8 @@ def tokenize(tokenizer, texts: list[str], chat: bool) -> list[list[int]]:
 class Encoder:
     """Maps column lists of a batch of source rows, the first of which is row `start`, to columns of a prompt set.
 
-    Columns out: token_ids, text, answer, difficulty (float), meta (JSON), source_row, key (hash of the token ids) and
-    problem, which is "" or why the row cannot be used; such rows have no token ids.
+    Columns out: token_ids, text, answer, difficulty (float), meta (JSON), prefill, source_row, key (hash of the token ids)
+    and problem, which is "" or why the row cannot be used; such rows have no token ids.
     """
 
     tokenizer: Any
@@ -176,6 +183,7 @@ class Encoder:
             "answer": [answer_text(answer) for answer in answers],
             "difficulty": [0.0 if problem else float(d) for d, problem in zip(difficulties, problems, strict=True)],
             "meta": batch[self.columns.meta] if self.columns.meta else self._other_columns(batch, count),
+            "prefill": ["" if problem else beginning(*values) for *values, problem in zip(prompts, starts, problems, strict=True)],
             "source_row": rows,
             "key": [hash(tuple(ids)) for ids in token_ids],
             "problem": problems,

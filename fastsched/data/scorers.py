@@ -3,10 +3,12 @@
 import ast
 import functools
 import importlib
+import inspect
 import logging
 import re
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Mapping, NamedTuple, Optional
 
 from fastsched.data.numbers import Number, boxed, last_number, numbers
 
@@ -22,6 +24,17 @@ FORMS = {"boxed": lambda response: boxed(response) is not None, "answer_tag": la
 LARGEST_REWARD = 1e30
 VERIFIER_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NotImplementedError, OSError, RecursionError,
                    RuntimeError, SyntaxError, TypeError, ValueError)
+
+
+class Seen(NamedTuple):
+    """What a scorer is told beside prompt, response, answer and meta, if an argument of it has the name."""
+
+    prefill: str = ""  # what the answer began with, as part of the prompt
+    finish_reason: str = "stop"  # or "length": cut by the limit
+    tokens: int = 0  # of the response, the end token included
+
+
+NOTHING_SEEN = Seen()
 
 
 class Unreadable(ValueError):
@@ -125,27 +138,52 @@ def verifier(task: str) -> Callable[[str, dict], float]:
 
 
 def reasoning_gym_verifier(prompt: str, response: str, answer: str, meta: Mapping[str, Any]) -> float:
-    """reasoning-gym's own score, in [0, 1], of the text in the last <answer> tag, or of the response without one.
+    """reasoning-gym's own score, in [0, 1], of the text in the last <answer> tag.
 
-    Unreadable: a response on which the verifier fails while it scores the task's own answer."""
+    Without a tag the response itself is scored, and only a full score counts: of running text that holds the answer, the verifiers give
+    more the shorter it is. Unreadable: a response on which the verifier fails while it scores the task's own answer.
+    """
     tagged = ANSWER_TAG.findall(response)
     said = (tagged[-1] if tagged else response).strip()
     score, entry = verifier(meta["task"]), ast.literal_eval(meta["entry"])
     try:
-        return score(said, entry)
+        found = score(said, entry)
     except VERIFIER_ERRORS as error:
         score(answer, entry)  # raises where it is not the response's fault
         raise Unreadable(f"{meta['task']}: {type(error).__name__}: {error}") from error
+    return found if tagged or found == 1.0 else 0.0
 
 
-def load_scorer(kind: str, task: str, form: str = "none") -> Scorer:
-    """The scorer of `reward.kind`, which gives 0 to a response without the `form` of `reward.require`; whatever importing a user's module
-    raises is passed on."""
+@dataclass(frozen=True)
+class LoadedScorer:
+    """A scorer, the form that it is asked only about, and the fields of `Seen` that its arguments name."""
+
+    scorer: Scorer
+    form: str = "none"
+    asks: tuple[str, ...] = ()
+
+    def __call__(self, prompt: str, response: str, answer: str, meta: Mapping[str, Any],
+                 seen: Seen = NOTHING_SEEN) -> Optional[float]:
+        if self.form != "none" and not FORMS[self.form](response):
+            return 0.0
+        return self.scorer(prompt=prompt, response=response, answer=answer, meta=meta, **{name: getattr(seen, name) for name in self.asks})
+
+
+def load_scorer(kind: str, task: str, form: str = "none") -> LoadedScorer:
+    """The scorer of a reward's `kind`, which gives 0 to a response without the `form` of its `require`; whatever importing a user's
+    module raises is passed on."""
     scorer = _scorer_of(kind, task)
-    if form == "none":
-        return scorer
-    return lambda prompt, response, answer, meta: (
-        scorer(prompt=prompt, response=response, answer=answer, meta=meta) if FORMS[form](response) else 0.0)
+    return LoadedScorer(scorer, form, asked_for(scorer))
+
+
+def asked_for(scorer: Scorer) -> tuple[str, ...]:
+    """The fields of `Seen` that are names of arguments; all of them where it takes any name, none where Python cannot say."""
+    try:
+        arguments = inspect.signature(scorer).parameters
+    except ValueError:
+        return ()
+    anything = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
+    return tuple(name for name in Seen._fields if anything or name in arguments)
 
 
 def _scorer_of(kind: str, task: str) -> Scorer:
@@ -165,10 +203,11 @@ def _scorer_of(kind: str, task: str) -> Scorer:
     return scorer
 
 
-def run_scorer(scorer: Scorer, prompt: str, response: str, answer: str, meta: dict) -> tuple[str, float, str]:
+def run_scorer(scorer: LoadedScorer, prompt: str, response: str, answer: str, meta: Mapping[str, Any],
+               seen: Seen = NOTHING_SEEN) -> tuple[str, float, str]:
     """(kind, reward, message) of one response; kind is "ok", "unreadable" (reward 0), "raised", "none" or "nonfinite"."""
     try:
-        value = scorer(prompt=prompt, response=response, answer=answer, meta=meta)
+        value = scorer(prompt, response, answer, meta, seen)
         if isinstance(value, (str, bytes, bytearray)):
             raise TypeError(f"the scorer returned the text {value!r}, which is no number")
         reward = float("nan") if value is None else float(value)

@@ -137,7 +137,7 @@ def _basis(cfg: Config, log: RunLog, opened: ExitStack) -> Basis:
 
 def _open_scorer(cfg: Config, tokenizer: object, log: RunLog, opened: ExitStack) -> Scorer:
     with log.phase("starting the reward workers"):
-        return Scorer(tokenizer, opened.enter_context(RewardPool(cfg.reward, cfg.data.task)), log)
+        return Scorer(tokenizer, opened.enter_context(RewardPool(cfg.reward, cfg.data.task)), log, cfg.reward)
 
 
 def _open_sampler(cfg: Config, model_path: Path, log_dir: Path, log: RunLog, opened: ExitStack,

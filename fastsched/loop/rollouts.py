@@ -51,7 +51,14 @@ class Rollouts:
     def columns(self) -> dict[str, float]:
         """Of metrics.csv. Where the next batch is drawn already, the scheduler's own weights are not those that drew this one."""
         unreadable = 0 if self.outcomes.unreadable is None else int(self.outcomes.unreadable.sum())
-        return {"staleness": self.staleness, "unreadable": unreadable} | {f"w_{b}": weight for b, weight in enumerate(self.weights)}
+        parts = {f"reward_{name}": mean_of_scored(values) for name, values in self.outcomes.parts.items()}
+        return {"staleness": self.staleness, "unreadable": unreadable} | parts | {f"w_{b}": w for b, w in enumerate(self.weights)}
+
+
+def mean_of_scored(rewards: np.ndarray) -> float:
+    """NaN where there is no score."""
+    scored = rewards[np.isfinite(rewards)]
+    return float(scored.mean()) if len(scored) else float("nan")
 
 
 @dataclass(frozen=True)
@@ -111,8 +118,7 @@ class RolloutSource:
         with self.log.phase("reward"):
             each = share.responses or [share.sampling.responses] * len(share.prompts)
             scores = self.scorer.score([p for p, n in zip(share.prompts, each, strict=True) for _ in range(n)], responses)
-            rewards, outcomes = gather_outcomes(self.ranks, selection, self.cfg.rollout.responses, responses, scores.rewards,
-                                                scores.unreadable)
+            rewards, outcomes = gather_outcomes(self.ranks, selection, self.cfg.rollout.responses, responses, scores)
         first = self.train_set.prompt(int(selection.rows[0])).token_ids
         probe = [*responses[0].prompt_ids, *responses[0].token_ids] if responses else list(first)
         return Rollouts(share.prompts, responses, rewards, scores.texts, outcomes, probe, len(selection.rows), drawn.weights, lag)

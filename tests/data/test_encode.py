@@ -41,7 +41,8 @@ def test_the_prefill_of_a_data_set_comes_from_its_columns(load, tokenizer, write
     train, _ = load(task="dataset", source=write_jsonl(rows), eval_per_bin=2, prefill="Hint {hint}: ")
     for row in range(len(train)):
         prompt = train.prompt(row)
-        assert tokenizer.decode(prompt.token_ids).endswith(f"<|assistant|>\nHint <{prompt.text.split()[0]}>: ")
+        assert tokenizer.decode(prompt.token_ids).endswith(f"<|assistant|>\n{prompt.prefill}")
+        assert prompt.prefill == f"Hint <{prompt.text.split()[0]}>: "
 
 
 def test_a_row_that_ends_in_an_assistant_turn_is_continued(load, tokenizer, write_jsonl):
@@ -49,6 +50,12 @@ def test_a_row_that_ends_in_an_assistant_turn_is_continued(load, tokenizer, writ
     rows = [{"prompt": [{**turns[0], "content": str(i)}, turns[1]], "answer": "1"} for i in range(6)]
     train, _ = load(task="dataset", source=write_jsonl(rows), eval_per_bin=2)
     assert all(tokenizer.decode(train.prompt(row).token_ids).endswith("<|assistant|>\n<think>") for row in range(len(train)))
+    assert all(train.prompt(row).prefill == "<think>" for row in range(len(train)))
+
+
+def test_an_answer_that_begins_with_nothing(load):
+    train, _ = load()
+    assert train.prompt(0).prefill == ""
 
 
 def test_two_beginnings_of_one_answer_are_an_error(load, write_jsonl):

@@ -191,11 +191,6 @@ def test_reasoning_gym_in_the_pool():
     assert result.rewards[0] == 1.0 > result.rewards[1]
 
 
-def test_the_tasks_own_verifier_needs_such_a_task():
-    with pytest.raises(ConfigError, match="reward.kind.*reasoning-gym:NAME.*'arithmetic'"):
-        RewardPool(RewardConfig(kind="task"), "arithmetic")
-
-
 @pytest.mark.parametrize("kind, cause", [
     ("nowhere_to_be_found:f", "ModuleNotFoundError"), ("mine:missing", "no attribute 'missing'"),
     ("mine:SCORERS", "no attribute"), ("json:__doc__", "not callable"), ("broken:f", "ZeroDivisionError"),

@@ -3,7 +3,18 @@ from decimal import Decimal
 
 import pytest
 
-from fastsched.data.scorers import exact_number, graded_number, last_number, load_scorer, math_verify, right_response, run_scorer
+from fastsched.data.scorers import (
+    LoadedScorer,
+    Seen,
+    asked_for,
+    exact_number,
+    graded_number,
+    last_number,
+    load_scorer,
+    math_verify,
+    right_response,
+    run_scorer,
+)
 from fastsched.data.tasks import reasoning_gym_rows
 
 
@@ -66,11 +77,39 @@ def test_reasoning_gym_verifier_reads_the_last_answer_tag_or_everything():
     assert plain == last_tag == 1.0 > wrong_tag
 
 
+def test_without_a_tag_a_task_gives_no_credit_for_being_short():
+    """reasoning-gym gave the share of the text that the right answer takes: brevity was what an untagged policy learnt."""
+    rows = reasoning_gym_rows("chain_sum", 1, seed=0)
+    score = load_scorer("task", "reasoning-gym:chain_sum")
+    answer, meta = rows.answer[0], json.loads(rows.meta[0])
+    said = [f"= {answer}", f"so it is {answer}", f"{'step by step, ' * 50}{answer}."]
+    assert [score(prompt="", response=text, answer=answer, meta=meta) for text in said] == [0.0] * 3
+    assert 0 < score(prompt="", response=f"<answer>= {answer}</answer>", answer=answer, meta=meta) < 1
+
+
+SEEN = Seen(prefill="1 + 1 =", finish_reason="length", tokens=7)
+
+
+@pytest.mark.parametrize("scorer, names", [
+    (lambda prompt, response, answer, meta: 0.0, ()), (lambda prompt, response, answer, meta, tokens: tokens, ("tokens",)),
+    (lambda response, finish_reason="stop", **rest: 0.0, Seen._fields), (lambda response, **rest: 0.0, Seen._fields),
+    (type("Counts", (), {"__call__": lambda self, prompt, response, answer, meta, prefill: 0.0})(), ("prefill",))])
+def test_a_scorer_is_told_what_its_arguments_name(scorer, names):
+    assert asked_for(scorer) == names
+
+
+def test_what_is_seen_arrives():
+    def kept(prompt, response, answer, meta, prefill, finish_reason, tokens):
+        return tokens * (prefill == "1 + 1 =" and finish_reason == "length")
+
+    assert run_scorer(LoadedScorer(kept, "none", asked_for(kept)), "", "", "", {}, SEEN) == ("ok", 7.0, "")
+
+
 @pytest.mark.parametrize("value, kind", [(None, "none"), (float("nan"), "nonfinite"), (float("-inf"), "nonfinite"),
                                          ("word", "raised"), ("1.0", "raised"), (b"1", "raised"), (1e200, "nonfinite"), (True, "ok"),
                                          (0.25, "ok")])
 def test_run_scorer_names_what_came_back(value, kind):
-    found, reward, message = run_scorer(lambda prompt, response, answer, meta: value, "", "", "", {})
+    found, reward, message = run_scorer(LoadedScorer(lambda prompt, response, answer, meta: value), "", "", "", {})
     assert found == kind
     assert (reward == value) == (kind == "ok")
     assert bool(message) == (kind != "ok")

@@ -2,15 +2,16 @@
 
 import json
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fastsched.config import DataConfig
+from fastsched.data.rewards import RewardResult
 from fastsched.engines.ranks import Ranks
 from fastsched.loop.evaluation import Evaluator, bin_labels
 from fastsched.loop.outcomes import Scorer
+from fastsched.types import Response
 
 
 class Pool:
@@ -22,8 +23,7 @@ class Pool:
     def score(self, items):
         rewards = [1.0] + [np.nan] * (len(items) - 1)
         errors = {kind: self.kinds.count(kind) for kind in self.kinds}
-        return SimpleNamespace(rewards=rewards, errors=errors, messages={k: f"response {len(items)}: odd" for k in errors},
-                               unreadable=np.zeros(len(items), bool))
+        return RewardResult(np.array(rewards), errors, {k: f"response {len(items)}: odd" for k in errors}, np.zeros(len(items), bool))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def test_a_kind_of_failure_is_told_once(evaluator, log):
     """Its message holds the number of the response, which differs from call to call."""
     one = evaluator(Pool("raised", "timeout"))
     for count in (2, 3, 4):
-        one.scorer.score([one.heldout.prompt(0)] * count, [SimpleNamespace(token_ids=(5,))] * count)
+        one.scorer.score([one.heldout.prompt(0)] * count, [Response(0, (1,), (5,), np.zeros(1, np.float32), "stop", 0)] * count)
     assert [text_of(log).count(f"reward failed ({kind})") for kind in ("raised", "timeout")] == [1, 1]
 
 

@@ -34,6 +34,24 @@ def test_a_column_that_holds_no_answers_is_refused(dry_run):
     assert code == 2 and "reward.kind: exact_number accepts none of the answers" in said and "data.answer_column" in said
 
 
+@pytest.mark.parametrize("bad, refused", [(4, False), (9, True)])
+def test_most_answers_must_accept_themselves(dry_run, bad, refused):
+    code, said = dry_run(["none"] * bad + ["12"] * (13 - bad), "--reward.kind", "exact_number")
+    assert code == (2 if refused else 0)
+    assert ("accepts only 3 of 12 of the answers" if refused else "4 of 12 rows that were tried do not accept their own answer") in said
+
+
+def test_rows_are_those_of_the_file(dry_run):
+    """Three rows before it are held out, so that its number in the training set is another."""
+    code, said = dry_run([*"123456789", "none"], "--reward.kind", "exact_number", "--data.eval_per_bin", "3")
+    assert code == 0 and "row 9: 'none'" in said
+
+
+def test_every_one_of_several_rewards_is_asked(dry_run):
+    code, said = dry_run(["12", "x^2", "7", "8", "9"] * 2, "--reward.kind", "math_verify", "--reward.extra", "[{kind: exact_number}]")
+    assert code == 0 and "under reward.kind exact_number" in said and "under reward.kind math_verify" not in said and "'x^2'" in said
+
+
 def test_mathematics_accepts_itself(dry_run):
     code, said = dry_run(["y = 2x + 1", "1, 2, 3", "\\frac{1}{2}", "x > 3"] * 2, "--reward.kind", "math_verify")
     assert code == 0 and "golds: those that were tried accept their own answer" in said

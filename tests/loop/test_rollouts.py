@@ -11,7 +11,7 @@ from fastsched.loop.ahead import AheadSource, LookAhead, group_of, response_to_j
 from fastsched.loop.batches import train_batch
 from fastsched.loop.buffers import make_buffer
 from fastsched.loop.guards import why_stopped
-from fastsched.loop.outcomes import gather_outcomes
+from fastsched.loop.outcomes import Scores, gather_outcomes, join_outcomes
 from fastsched.loop.rollouts import Rollouts, merge
 from fastsched.loop.sync import load_weights
 from fastsched.types import EngineError, Outcomes, Response, Selection
@@ -106,7 +106,8 @@ def test_c3_c10_lengths_and_truncation_are_those_of_the_responses_as_sampled():
     reply = lambda n, reason: Response(0, (1, 2), tuple(range(n)), np.zeros(n, np.float32), reason, 0)
     replies = [reply(1, "stop"), reply(8, "length"), reply(3, "stop"), reply(8, "stop")]
     selection = Selection(np.array([7, 3]), np.array([0, 1]))
-    mine, seen = gather_outcomes(Ranks(), selection, 2, replies, np.array([np.nan, 0.0, 1.0, 1.0]), np.array([0, 1, 0, 0], bool))
+    scores = Scores(np.array([np.nan, 0.0, 1.0, 1.0]), [], {}, np.array([0, 1, 0, 0], bool), {})
+    mine, seen = gather_outcomes(Ranks(), selection, 2, replies, scores)
     assert np.array_equal(mine, [[np.nan, 0.0], [1.0, 1.0]], equal_nan=True)
     assert seen.lengths.tolist() == [[1, 8], [3, 8]] and seen.truncated.tolist() == [[False, True], [False, False]]
     assert seen.unreadable.tolist() == [[False, True], [False, False]]
@@ -124,12 +125,23 @@ class BesideAnother(Ranks):
 
 def test_c3_c10_two_ranks_outcomes_come_in_the_order_of_the_selection():
     """The gather of two ranks: row i of the selection was rolled out by rank i % 2."""
-    ranks = BesideAnother(world_size=2, theirs=(np.array([[3.0]]), np.array([[30]]), np.array([[True]]), np.array([[True]])))
+    ranks = BesideAnother(world_size=2, theirs=(np.array([[3.0]]), np.array([[30]]), np.array([[True]]), np.array([[True]]),
+                                                np.array([[0.25]])))
     selection = Selection(np.array([5, 9]), np.array([0, 0]))
     response = Response(5, (1,), (2, 3), np.zeros(2, np.float32), "stop", 0)
-    _, seen = gather_outcomes(ranks, selection, 1, [response], np.array([1.0]), np.array([False]))
+    scores = Scores(np.array([1.0]), [], {}, np.array([False]), {"short": np.array([0.5])})
+    _, seen = gather_outcomes(ranks, selection, 1, [response], scores)
     assert (seen.rewards.tolist(), seen.lengths.tolist(), seen.truncated.tolist()) == ([[1.0], [3.0]], [[2], [30]], [[False], [True]])
     assert seen.unreadable.tolist() == [[False], [True]]
+    assert {name: values.tolist() for name, values in seen.parts.items()} == {"short": [[0.5], [0.25]]}
+
+
+def test_the_parts_of_a_reward_are_joined_and_averaged_over_what_was_scored():
+    of = lambda values: replace(part(0, 0, 1, size=1).outcomes, lengths=np.ones((1, len(values)), int), rewards=np.array([values]),
+                                truncated=np.zeros((1, len(values)), bool), parts={"short": np.array([values]) / 2})
+    joined = join_outcomes([of([1.0, np.nan]), of([0.0, 1.0, 1.0])])
+    assert np.array_equal(joined.parts["short"], [[0.5, np.nan, np.nan], [0.0, 0.5, 0.5]], equal_nan=True)
+    assert replace(part(0, 0, 1), outcomes=joined).columns()["reward_short"] == 0.375
 
 
 class BreaksAfter:

@@ -135,6 +135,17 @@ def test_rewards_that_fail_cost_only_their_response(fastsched, tmp_path, random_
     assert all(row["reward_mean"] and row["success"] and row["loss"] for row in rows(tmp_path / "run"))  # K5: a NaN score spoils no mean
 
 
+def test_several_rewards_have_a_column_each_and_are_trained_on_together(fastsched, tmp_path, random_model):
+    (tmp_path / "brevity.py").write_text("def short(prompt, response, answer, meta, tokens):\n    return -tokens / 8\n")
+    extra = "[{kind: 'brevity:short', weight: 0.5, name: length}, {kind: graded_number, weight: 0}]"
+    done = fastsched(*small(random_model, tmp_path / "run", "--reward.extra", extra), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for row in rows(tmp_path / "run"):
+        right, length = float(row["reward_exact_number"]), float(row["reward_length"])
+        assert length == pytest.approx(-float(row["response_len_mean"]) / 8) and float(row["reward_graded_number"]) >= right
+        assert float(row["reward_mean"]) == pytest.approx(right + 0.5 * length)
+
+
 def test_a_reward_that_cannot_be_loaded(fastsched, tmp_path, random_model):
     done = fastsched(*small(random_model, tmp_path / "run", "--reward.kind", "no_such_module:score"))
     assert done.returncode == 2 and "reward.kind" in done.stderr and "no_such_module" in done.stderr
