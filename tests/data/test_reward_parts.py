@@ -62,7 +62,7 @@ def test_a_part_that_fails_costs_the_response_and_is_named(score):
 
 
 def test_an_unreadable_part_is_wrong_and_the_others_count(score):
-    found = score([RewardPart("math_verify", 2.0)], ("\\boxed{12}", 1, "stop"), (f"\\boxed{{{'9' * 5000}}} 12", 1, "stop"))
+    found = score([RewardPart("math_verify", 2.0)], ("\\boxed{12}", 1, "stop"), (f"\\boxed{{{'9' * 5000}}}", 1, "stop"))
     assert found.rewards[0] == 3.0 and found.rewards[1] == 0.0 and found.errors == {}
 
 
