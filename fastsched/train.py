@@ -56,7 +56,7 @@ def take_step(run: Training, progress: Progress) -> None:
     require_agreement(run.ranks, knobs, rolled.outcomes, step)
     with log.phase("learn"):
         stats = run.learner.update(rolled.responses, rolled.rewards, knobs, step)
-        give_back_freed_memory()
+        give_back_freed_memory(step)
     with log.phase("sync"):
         run.source.wait()
         sync(cfg, run.learner, run.rollout, step, rolled.probe)
