@@ -85,7 +85,7 @@ def extension():
     ops = kind(
         "fastsched_kernels._C",
         sources,
-        depends=["csrc/ops.h", "csrc/table.h", "csrc/cpu/row.h", "csrc/cuda/averaging.h"],
+        depends=["csrc/ops.h", "csrc/table.h", "csrc/cpu/row.h", "csrc/cpu/blocks.h", "csrc/cuda/averaging.h"],
         extra_compile_args=compile_args,
         define_macros=[("FASTSCHED_CAPABILITY", f'"{capability}"')],
     )

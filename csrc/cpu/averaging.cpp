@@ -1,43 +1,31 @@
 // ema_and_drift_: one pass over a list of tensors, in pieces that no thread count changes.
 #include <ATen/Parallel.h>
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "../ops.h"
+#include "blocks.h"
 
 namespace fastsched::cpu {
 namespace {
-
-using Vec = at::vec::Vectorized<float>;
-constexpr int64_t kPiece = 1 << 15;
-constexpr int64_t kBlock = 1024;  // summed in fp32, then carried in fp64
 
 struct Sums {
   double drift = 0, norm = 0;
 };
 
-double sum_of(Vec value) {
-  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, value);
-}
-
 Sums update_block(float* avg, const float* param, int64_t n, float weight) {
   const Vec w(weight);
   Vec drift(0.0f), norm(0.0f);
-  int64_t i = 0;
-  auto step = [&](int64_t count) {
+  by_vector(n, [&](int64_t i, int64_t count) {
     Vec a = Vec::loadu(avg + i, count), p = Vec::loadu(param + i, count);
     a = at::vec::fmadd(w, p - a, a);
     a.store(avg + i, count);
     Vec d = p - a;
     drift = at::vec::fmadd(d, d, drift);
     norm = at::vec::fmadd(a, a, norm);
-  };
-  for (; i + Vec::size() <= n; i += Vec::size()) step(Vec::size());
-  if (i < n) step(n - i);
+  });
   return {sum_of(drift), sum_of(norm)};
 }
 
@@ -46,13 +34,7 @@ Sums update_piece(float* avg, const Tensor& param, int64_t begin, int64_t end, f
   float buffer[kBlock];
   for (int64_t i = begin; i < end; i += kBlock) {
     int64_t n = std::min(kBlock, end - i);
-    const float* p = buffer;
-    if (param.scalar_type() == at::kFloat) {
-      p = param.const_data_ptr<float>() + i;
-    } else {
-      at::vec::convert<at::BFloat16, float>(param.const_data_ptr<at::BFloat16>() + i, buffer, n);
-    }
-    Sums s = update_block(avg + i, p, n, weight);
+    Sums s = update_block(avg + i, block_of(param, i, n, buffer), n, weight);
     total.drift += s.drift;
     total.norm += s.norm;
   }

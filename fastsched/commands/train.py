@@ -91,7 +91,7 @@ def _train_and_report(cfg: Config, run_dir: Path, *, resume: bool, is_main: bool
     damaged: list[str] = []
     checkpoint = newest_intact(run_dir, damaged.append) if resume and is_main else None
     if checkpoint:
-        damaged += [f"set aside as {folder.name}" for folder in set_aside_newer(run_dir, checkpoint)]
+        damaged += [f"a damaged checkpoint is set aside as {folder.name}" for folder in set_aside_newer(run_dir, checkpoint)]
     if damaged and checkpoint is None:
         raise ConfigError(f"--resume: no checkpoint below {run_dir / 'checkpoints'} is intact ({'; '.join(damaged)}). Tables and "
                           "checkpoints are as they were: bring one back, or start anew with the same --config in another --run_dir")

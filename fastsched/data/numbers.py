@@ -30,12 +30,14 @@ def last_number(text: str) -> Number | None:
     matter. A sign may stand before a currency sign or a space, and must not subtract: "3-5" ends in 5, "= - 5" and "-$5" in -5. Fractions
     are one number, in LaTeX or with a slash ("1 1/2" is 1.5, as is "1\\frac12"), dates are several. Exponents ("1e3") are read.
     """
-    held = boxed(text)
-    found = numbers(text if held is None else held)
+    found = numbers(text)
     return found[-1] if found else None
 
 
 def numbers(text: str) -> list[Number | None]:
+    """All numbers of the last \\boxed{}, or of the text without one; None in the place of one that nobody can write out."""
+    held = boxed(text)
+    text = text if held is None else held
     text = text.replace("\u2212", "-").replace("\u2013", "-").replace("{,}", ",")
     return [_value(text, match) for match in NUMBER.finditer(text)]
 

@@ -146,7 +146,7 @@ class RewardPool:
             raise error
         if len(part) > 1 or isinstance(error, BrokenExecutor):
             return []
-        kind, message = ("timeout", f"no score within {self._cfg.timeout_s:g} s; the process was killed")
+        kind, message = "timeout", f"no score within {self._cfg.timeout_s:g} s; the process was killed"
         if isinstance(error, ProcessExpired):
             kind, message = "died", f"the scoring process ended with exit code {error.exitcode}"
         if all(p.own for p in self._cfg.parts):  # not the user's code: nothing but the response can be the reason

@@ -43,8 +43,7 @@ class Unreadable(ValueError):
 
 def gold_number(answer: str) -> Number:
     """The one number of the answer, or of what stands behind its last "#" (GSM8K's "####"). ValueError where there is none, or several."""
-    said = answer.rpartition("#")[2]
-    found = numbers(boxed(said) or said)
+    found = numbers(answer.rpartition("#")[2])
     if len(found) != 1 or found[0] is None:
         raise ValueError(f"the answer {answer!r} holds {len(found) or 'no'} number{'s' * (len(found) > 1)}"
                          + (", of which none is marked by # or \\boxed{}" if len(found) > 1 else ""))

@@ -144,10 +144,13 @@ def test_a_batch_in_which_everything_fails_is_all_nan(pool_of):
 
 def test_what_our_own_scorers_cannot_finish_is_wrong_and_counted():
     """The response's fault alone: the answer was read before."""
+    item = lambda text: RewardItem(text, "", "7", {})
+    with RewardPool(RewardConfig(kind="math_verify", timeout_s=30.0), "dataset") as patient:
+        result = patient.score([item("\\boxed{7}"), item("\\boxed{8}")])
+    assert result.rewards.tolist() == [1.0, 0.0] and result.errors == {} and not result.unreadable.any()
     with RewardPool(RewardConfig(kind="math_verify", timeout_s=2.0), "dataset") as pool:
-        result = pool.score([RewardItem(text, "", "7", {}) for text in ("\\boxed{7}", "\\boxed{9^{9^{9^{9}}}}", "\\boxed{8}")])
-    assert result.rewards.tolist() == [1.0, 0.0, 0.0] and result.errors == {}
-    assert result.unreadable.tolist()[::2] == [False, False]
+        result = pool.score([item("\\boxed{9^{9^{9^{9}}}}")])
+    assert result.rewards.tolist() == [0.0] and result.errors == {}
 
 
 def test_an_empty_batch():

@@ -55,10 +55,6 @@ def totals(sums: Sequence[torch.Tensor]) -> torch.Tensor:
     return before[1:] - before[:-1]
 
 
-def fingerprint(tensor: torch.Tensor) -> int:
-    return totals([row_sums(tensor)]).item()
-
-
 def fingerprints(named: NamedTensors, dtype: torch.dtype) -> dict[str, int]:
     """By Hugging Face name, of the values in `dtype`."""
     sums = {name: row_sums(tensor.detach().to(dtype)) for name, tensor in named}

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from fastsched.engines.models.tiny import random_tiny
 from fastsched.engines.ranks import Ranks
 from fastsched.engines.rollout.contract import RolloutEngine, require_weights
-from fastsched.engines.rollout.fingerprints import differences, fingerprint, fingerprints, row_sums, scrambled, totals
+from fastsched.engines.rollout.fingerprints import differences, fingerprints, row_sums, scrambled, totals
 from fastsched.engines.rollout.limits import LimitedRollout
 from fastsched.engines.rollout.weights import SyncError
 from fastsched.loop.sync import load_weights, require_weights_everywhere
@@ -195,6 +195,10 @@ def test_all_ranks_gather_what_the_sampler_does_not_take():
     gathered = []
     weights = ((gathered.append(name), (name, torch.ones(2)))[1] for name in "abc")
     assert load_weights(Planted(Holds(0), None), weights, 2).keys() == {"a", "b", "c"} and gathered == ["a", "b", "c"]
+
+
+def fingerprint(tensor: torch.Tensor) -> int:
+    return fingerprints([("", tensor)], tensor.dtype)[""]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
